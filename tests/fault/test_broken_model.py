@@ -65,7 +65,7 @@ def failures(draft: Proxy) -> int:
     return sum("not numbers" in error.message for error in failed)
 
 
-def test_logits_that_are_not_numbers_end_one_request(
+def test_nan_target_logits_end_only_their_request(
     pair_paths: Pair, poisoned: Path, poisoned_draft: str
 ) -> None:
     """NaN in the target, in the same batch as healthy requests; and in a draft, where it costs speed only."""
@@ -90,9 +90,7 @@ def test_logits_that_are_not_numbers_end_one_request(
         check_pools_whole(own)
 
 
-def test_a_draft_whose_logits_are_not_numbers_costs_speed_only(
-    faulty: RunningStack, poisoned_draft: str
-) -> None:
+def test_nan_draft_logits_cost_speed_only(faulty: RunningStack, poisoned_draft: str) -> None:
     with (
         Proxy(poisoned_draft, "draft") as draft,
         own_coordinator(faulty.pair, [faulty.stack.address_of("target")], [draft.address]) as own,

@@ -45,7 +45,7 @@ def asked(faulty: RunningStack) -> Sequence[Asked]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
-def test_48_streams_survive_a_restart(
+def test_48_streams_survive_a_coordinator_restart(
     faulty: RunningStack, asked: Sequence[Asked], number: signal.Signals
 ) -> None:
     """Of a client with default settings, 16 of them asked again when the coordinator has been struck."""
@@ -55,7 +55,7 @@ def test_48_streams_survive_a_restart(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
-def test_streams_survive_their_coordinator(faulty: RunningStack, number: signal.Signals) -> None:
+def test_streams_survive_a_coordinator_crash(faulty: RunningStack, number: signal.Signals) -> None:
     """Killed in mid-stream, and started again on the same port: the same tokens, each once.
 
     One that is told to stop may let streams of this length end; whichever way it is, nothing is missing.
@@ -84,7 +84,7 @@ def test_streams_survive_their_coordinator(faulty: RunningStack, number: signal.
     faulty.stack.wait_for_restart("coordinator", after=ended, timeout=HANG)
 
 
-def test_a_stream_survives_two_deaths(faulty: RunningStack) -> None:
+def test_a_stream_survives_two_coordinator_crashes(faulty: RunningStack) -> None:
     sampling = SAMPLINGS["coupled"]
     whole = faulty.client.generate(
         PROMPT, {"max_tokens": LENGTH, "ignore_eos": True, **sampling}, timeout=HANG

@@ -64,7 +64,7 @@ async def answered(client: AsyncClient) -> None:
     assert len(result.token_ids) == 3
 
 
-async def test_idle_connections_keep_nobody_out(guarded: OwnCoordinator) -> None:
+async def test_idle_connections_do_not_block_clients(guarded: OwnCoordinator) -> None:
     """200 of them, of callers without a key."""
     before = memory(pid_of(guarded))
     async with raw(guarded.address, 200) as idle, AsyncClient(guarded.address, api_key=TOKEN) as client:
@@ -97,7 +97,7 @@ async def test_half_messages_without_a_key_are_bounded(guarded: OwnCoordinator) 
 
 
 @pytest.mark.parametrize("name", LISTS)
-async def test_a_list_as_long_as_a_message_is_refused(faulty: RunningStack, name: str) -> None:
+async def test_a_huge_list_is_refused(faulty: RunningStack, name: str) -> None:
     """And another tenant's stream goes on."""
     pid = faulty.stack.pid("coordinator")
     before = memory(pid)
@@ -119,7 +119,7 @@ async def test_a_list_as_long_as_a_message_is_refused(faulty: RunningStack, name
     assert memory(pid, "VmHWM") - before < GIB
 
 
-async def test_a_text_that_no_tokens_hold_is_refused(faulty: RunningStack) -> None:
+async def test_a_text_with_too_many_tokens_is_refused(faulty: RunningStack) -> None:
     """Over both ports, compressed and not, while a stream goes on."""
     pid = faulty.stack.pid("coordinator")
     before = memory(pid)

@@ -79,7 +79,7 @@ class Attack(threading.Thread):
         *mostly_full(itertools.product(FRAMES, METHODS, [grpc.Compression.Gzip]), count=2),
     ],
 )
-def test_long_frame_is_refused_while_others_go_on(
+def test_a_long_frame_is_refused_while_others_go_on(
     faulty: RunningStack, name: str, role: str, compression: grpc.Compression
 ) -> None:
     pid, address = faulty.stack.pid(role), faulty.stack.address_of(role)

@@ -59,7 +59,7 @@ def rounds_asked(proxy: Proxy) -> int:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
-def test_a_stopped_draft_hands_its_sequences_to_another(
+def test_a_stopped_drafts_sequences_move_to_another(
     faulty: RunningStack, second_draft: str, prompt: Ids, sampling: Mapping[str, Any]
 ) -> None:
     """SIGSTOP, and no SIGCONT before the stream has ended."""
@@ -86,7 +86,7 @@ def test_a_stopped_draft_hands_its_sequences_to_another(
             faulty.stack.kill("draft", signal.SIGCONT)
 
 
-def test_a_draft_that_takes_rounds_and_answers_none_is_left_to_those_who_try_it(
+def test_a_silent_draft_gets_trial_sequences_only(
     faulty: RunningStack, second_draft: str, prompt: Ids
 ) -> None:
     """It says what it is, and so its link is ready again at once."""

@@ -79,7 +79,7 @@ def field_refused(client: Client, sampling: dict[str, Any]) -> str | None:
 @pytest.mark.parametrize(
     "name", mostly_full(sorted(BOMBS, key=lambda name: "more" in name), count=len(BOMBS) - 2)
 )
-def test_a_bomb_takes_no_more_than_its_limits(faulty: RunningStack, name: str) -> None:
+def test_a_structure_bomb_stays_within_its_limits(faulty: RunningStack, name: str) -> None:
     roles = ("coordinator", "target", "draft")
     pids = [faulty.stack.pid(role) for role in roles]
     faulty.client.generate(PROMPT, {"max_tokens": 2, "structured_outputs": {"regex": "[ab]+"}}, timeout=HANG)
@@ -107,7 +107,7 @@ def guarded(faulty: RunningStack, tmp_path: Path) -> Iterator[OwnCoordinator]:
         yield own
 
 
-def test_another_tenants_structure_waits_for_one_at_most(guarded: OwnCoordinator) -> None:
+def test_a_tenants_structure_waits_for_at_most_one_other(guarded: OwnCoordinator) -> None:
     """Of many that take as long as they may; and those are given up when their client leaves."""
     with (
         Client(guarded.address, api_key=KEYS["mallory"]) as mallory,
@@ -130,7 +130,7 @@ def test_another_tenants_structure_waits_for_one_at_most(guarded: OwnCoordinator
         assert seconds_of(coordinator) - before < 4 * limits.MAX_STRUCTURE_SECONDS
 
 
-def test_a_coordinator_that_compiles_stops(guarded: OwnCoordinator) -> None:
+def test_a_compiling_coordinator_can_be_stopped(guarded: OwnCoordinator) -> None:
     pid = guarded.supervisor.status("coordinator").pid
     assert pid is not None
     with (
@@ -153,7 +153,7 @@ def test_a_coordinator_that_compiles_stops(guarded: OwnCoordinator) -> None:
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_a_worker_refuses_one_and_goes_on_meanwhile(faulty: RunningStack, role: str) -> None:
+def test_a_worker_refuses_a_structure_bomb_and_goes_on(faulty: RunningStack, role: str) -> None:
     """Asked directly, without a coordinator that looks first."""
     structured = params(len(PROMPT), structured_outputs=bomb(SLOW))
     with Line(faulty.stack.address_of(role), role) as line:

@@ -45,7 +45,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 @pytest.mark.parametrize("name", mostly_full(TEXTS, count=5))
-def test_a_text_at_the_bound_takes_bounded_memory(name: str) -> None:
+def test_the_longest_text_takes_bounded_memory(name: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps(text_of(name, len(TEXTS[name]))),

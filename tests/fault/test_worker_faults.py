@@ -81,7 +81,7 @@ def test_a_killed_draft_worker_costs_no_token(faulty: RunningStack, prompt: Ids)
     assert history.finished.speculative_decoding.num_draft_tokens > 0
 
 
-def test_draft_killed_half_way_changes_no_token_for_any_k_alone_or_in_a_crowd(
+def test_killing_the_draft_changes_no_token_for_any_k(
     faulty: RunningStack, prompt: Ids, oracle: Oracle
 ) -> None:
     """Drafter invariance: one seed, K of 0, 2 and 5, sixteen others, and the draft dies in the middle."""
@@ -105,7 +105,7 @@ def test_draft_killed_half_way_changes_no_token_for_any_k_alone_or_in_a_crowd(
     faulty.stack.wait_for_restart("draft", after=killed, timeout=HANG)
 
 
-def test_a_stopped_draft_worker_is_done_without(faulty: RunningStack, prompt: Ids) -> None:
+def test_streams_go_on_without_a_stopped_draft(faulty: RunningStack, prompt: Ids) -> None:
     """SIGSTOP: after the draft timeout the stream goes on at K=0. SIGCONT: late answers harm nobody."""
     expected = without_fault(faulty, prompt, COUPLED)
     short = without_fault(faulty, prompt, GREEDY, 40)
@@ -132,7 +132,7 @@ def test_a_stopped_draft_worker_is_done_without(faulty: RunningStack, prompt: Id
 # ---- the target worker -------------------------------------------------------------------------------
 
 
-def test_a_killed_target_worker_interrupts_but_changes_nothing(faulty: RunningStack, prompt: Ids) -> None:
+def test_killing_the_target_changes_no_token(faulty: RunningStack, prompt: Ids) -> None:
     """SIGKILL in mid-stream: after the restart a greedy and a sampled stream go on where they were."""
     expected = [without_fault(faulty, prompt, sampling) for sampling in (GREEDY, COUPLED)]
     lost = failovers(faulty, "target")
@@ -166,7 +166,7 @@ def test_eight_streams_survive_a_killed_target_worker(
     assert failovers(faulty, "target") - lost >= len(streams)
 
 
-def test_a_stopped_target_worker_is_waited_for(faulty: RunningStack, prompt: Ids) -> None:
+def test_streams_wait_for_a_stopped_target(faulty: RunningStack, prompt: Ids) -> None:
     """SIGSTOP: after the target timeout its line is given up; SIGCONT: the stream goes on, gapless."""
     expected = without_fault(faulty, prompt, COUPLED)
     targets, drafts = ([faulty.stack.address_of(role)] for role in ("target", "draft"))
@@ -176,7 +176,7 @@ def test_a_stopped_target_worker_is_waited_for(faulty: RunningStack, prompt: Ids
         validate(stream.result(), expected)
 
 
-def test_no_target_comes_back_in_time(faulty: RunningStack, prompt: Ids) -> None:
+def test_a_target_that_stays_away_is_an_error_with_last_index(faulty: RunningStack, prompt: Ids) -> None:
     """The error comes after the recovery deadline and names the last index; new requests are told as much."""
     targets = [faulty.stack.address_of("target")]
     with own_coordinator(faulty.pair, targets, target_timeout=3.0, recovery_timeout=1.0) as own:
@@ -320,7 +320,7 @@ class Liar:
         return self._lie(frame)
 
 
-def test_a_draft_that_answers_nonsense_costs_speed_only(faulty: RunningStack, prompt: Ids) -> None:
+def test_a_draft_sending_nonsense_costs_speed_only(faulty: RunningStack, prompt: Ids) -> None:
     """Ids that do not exist, too many of them, trees, other rounds, NaN, twice, never, always wrong."""
     samplings = (GREEDY, COUPLED)
     expected = [without_fault(faulty, prompt, s, 24) for s in samplings]

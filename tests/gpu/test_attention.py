@@ -46,7 +46,7 @@ def expected(cache: PagedCache, slots: Tensor, query: Tensor, start: int) -> Ten
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("per_kv", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_sequence_by_itself(
+def test_attention_of_one_sequence_equals_the_reference(
     cuda: torch.device, dtype: torch.dtype, per_kv: int, head_dim: int, scattered: bool
 ) -> None:
     """Whole prompts, chunks at the end of long ones, verifications and decode steps."""
@@ -74,9 +74,9 @@ def test_a_sequence_by_itself(
 
 
 @pytest.mark.parametrize("room", [1, 3 << 20])
-def test_a_prompts_chunk_whose_copies_have_little_room(
+def test_attention_with_little_copy_space_equals_the_reference(
     cuda: torch.device, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Query heads in parts of one, which is given no copy, and of several: the bits may differ."""
     monkeypatch.setattr(attention, "_COPIED_BYTES", room)
-    test_a_sequence_by_itself(cuda, torch.bfloat16, 4, 128, scattered=False)
+    test_attention_of_one_sequence_equals_the_reference(cuda, torch.bfloat16, 4, 128, scattered=False)

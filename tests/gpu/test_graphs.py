@@ -73,7 +73,7 @@ def close(runner: ModelRunner, actual: torch.Tensor, expected: torch.Tensor) -> 
 
 
 @pytest.mark.parametrize("runners", [*FLOAT32, *BFLOAT16], indirect=True)
-def test_batches(runners: tuple[ModelRunner, ModelRunner]) -> None:
+def test_captured_batches_equal_eager(runners: tuple[ModelRunner, ModelRunner]) -> None:
     rng = random.Random(1)
     tables = [[runner.new_table() for _ in range(6)] for runner in runners]
     for _ in range(30):
@@ -94,7 +94,7 @@ def test_batches(runners: tuple[ModelRunner, ModelRunner]) -> None:
 
 
 @pytest.mark.parametrize("runners", [*FLOAT32, *BFLOAT16], indirect=True)
-def test_branches(runners: tuple[ModelRunner, ModelRunner]) -> None:
+def test_captured_branches_equal_eager(runners: tuple[ModelRunner, ModelRunner]) -> None:
     rng = random.Random(2)
     prefix = [rng.randrange(2048) for _ in range(40)]
     regions = []
@@ -114,7 +114,9 @@ def test_branches(runners: tuple[ModelRunner, ModelRunner]) -> None:
 
 @pytest.mark.parametrize("runners", FLOAT32, indirect=True)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_loops(runners: tuple[ModelRunner, ModelRunner], temperature: float) -> None:
+def test_captured_chains_equal_single_passes(
+    runners: tuple[ModelRunner, ModelRunner], temperature: float
+) -> None:
     """K tokens of each sequence in one replay are those of K passes."""
     plain, recorded = runners
     rng = random.Random(3)
@@ -149,7 +151,7 @@ def test_loops(runners: tuple[ModelRunner, ModelRunner], temperature: float) -> 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_runner_that_was_compared_records(cuda: torch.device, dtype: str) -> None:
+def test_a_runner_records_after_its_comparison(cuda: torch.device, dtype: str) -> None:
     """What was recorded to compare it is gone, and with it that memory; what comes then is recorded all the
     same. All recordings leave their logits in one place."""
     from paceline import assets

@@ -84,7 +84,7 @@ BAD_SAMPLING: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", BAD_SAMPLING)
-def test_bad_sampling_parameters(stack: RunningStack, name: str) -> None:
+def test_bad_sampling_parameters_are_refused_by_field(stack: RunningStack, name: str) -> None:
     field, changes = BAD_SAMPLING[name]
     error = raw_error(stack, request(**changes))
     assert isinstance(error, InvalidArgumentError)
@@ -175,7 +175,7 @@ BAD_REQUESTS: dict[str, tuple[str, Callable[[], pb.GenerateRequest | bytes]]] = 
 
 
 @pytest.mark.parametrize("name", BAD_REQUESTS)
-def test_bad_requests(stack: RunningStack, name: str) -> None:
+def test_bad_requests_are_refused_by_field(stack: RunningStack, name: str) -> None:
     field, make = BAD_REQUESTS[name]
     error = raw_error(stack, make())
     assert isinstance(error, InvalidArgumentError)
@@ -231,13 +231,13 @@ def test_masks_that_leave_no_token_are_refused(stack: RunningStack) -> None:
     stack.good_request()
 
 
-def test_an_error_shows_nothing_of_the_prompt(stack: RunningStack) -> None:
+def test_errors_and_logs_do_not_show_the_prompt(stack: RunningStack) -> None:
     error = raw_error(stack, with_prompt(text="my secret " * 20_000))
     assert "secret" not in str(error)
     assert stack.log.find("secret") == []
 
 
-def test_a_request_id_that_is_running_is_refused(stack: RunningStack) -> None:
+def test_the_id_of_a_running_request_is_refused(stack: RunningStack) -> None:
     parameters = {"max_tokens": 1500, "ignore_eos": True}
     with stack.client.stream("def main(", parameters, request_id="twin", timeout=HANG) as first:
         next(first)
@@ -250,7 +250,7 @@ def test_a_request_id_that_is_running_is_refused(stack: RunningStack) -> None:
     assert again.request_id == "twin"
 
 
-def test_bytes_that_are_no_message(stack: RunningStack) -> None:
+def test_invalid_message_bytes_are_refused(stack: RunningStack) -> None:
     with grpc.insecure_channel(stack.address) as channel:
         for method in ("Generate", "Tokenize", "Nonsense"):
             call = channel.unary_stream(
@@ -274,7 +274,7 @@ def test_an_unknown_field_is_refused_by_every_method(stack: RunningStack, method
     assert error.field == "request"
 
 
-def test_detokenize_refuses_what_is_no_token(stack: RunningStack) -> None:
+def test_detokenize_refuses_invalid_token_ids(stack: RunningStack) -> None:
     with pytest.raises(InvalidArgumentError) as failure:
         stack.client.detokenize([5, 2**31])
     assert failure.value.field == "token_ids"
@@ -290,7 +290,7 @@ def test_an_unknown_method_is_not_found(stack: RunningStack) -> None:
     assert isinstance(from_rpc_error(failure.value), NotFoundError)
 
 
-def test_draft_target_tokenizer_mismatch(stack: RunningStack, tmp_path: Path) -> None:
+def test_a_draft_with_another_tokenizer_is_not_used(stack: RunningStack, tmp_path: Path) -> None:
     """The draft is refused with both values, status says so, and requests are served without it."""
     foreign = tmp_path / "foreign"
     shutil.copytree(stack.pair.draft, foreign)
@@ -325,7 +325,7 @@ def test_draft_target_tokenizer_mismatch(stack: RunningStack, tmp_path: Path) ->
         assert result.token_ids == expected.token_ids
 
 
-def test_mismatched_tokenizers_do_not_start(stack: RunningStack, tmp_path: Path) -> None:
+def test_serve_refuses_models_with_different_tokenizers(stack: RunningStack, tmp_path: Path) -> None:
     """`serve` refuses such a pair before it loads anything."""
     from harness.stacks import stack_config
 
@@ -339,9 +339,7 @@ def test_mismatched_tokenizers_do_not_start(stack: RunningStack, tmp_path: Path)
         pass
 
 
-def test_a_target_with_another_tokenizer_than_the_coordinators_is_refused(
-    stack: RunningStack, tmp_path: Path
-) -> None:
+def test_a_target_with_another_tokenizer_is_refused(stack: RunningStack, tmp_path: Path) -> None:
     """A coordinator whose own tokenizer is another's never says that it is ready to serve."""
     from harness.stacks import process
 
@@ -389,7 +387,7 @@ def test_a_slow_reader_loses_nothing(
     assert stream.result.text == whole.text
 
 
-def test_a_full_queue_is_a_clear_error(stack: RunningStack) -> None:
+def test_a_full_queue_refuses_with_a_clear_error(stack: RunningStack) -> None:
     """One request runs, one waits, the third is refused; when they are gone it is served."""
     long = {"max_tokens": 1500, "ignore_eos": True}
     with own_coordinator(stack.pair, [stack.stack.address_of("target")], max_running=1, max_waiting=1) as own:

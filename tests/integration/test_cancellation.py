@@ -14,14 +14,14 @@ from paceline.core.errors import CancelledError, DeadlineExceededError
 LONG = {"max_tokens": 1500, "ignore_eos": True, "temperature": 1.0, "seed": 1}
 
 
-def test_leaving_a_stream_frees_both_caches(stack: RunningStack) -> None:
+def test_dropping_a_stream_frees_both_caches(stack: RunningStack) -> None:
     finished = stack.num_finished()
     for _ in stack.client.stream("def main(", LONG, timeout=HANG):
         break  # the stream is dropped here
     stack.check_cut_short(finished)
 
 
-def test_closing_a_stream_half_way_frees_both_caches(stack: RunningStack) -> None:
+def test_closing_a_stream_midway_frees_both_caches(stack: RunningStack) -> None:
     finished = stack.num_finished()
     # Left to choose, the coordinator may do without the draft.
     speculation = {"num_speculative_tokens": 4}
@@ -55,7 +55,7 @@ def test_a_deadline_ends_the_request_and_frees_both_caches(stack: RunningStack) 
     stack.check_cut_short(finished)
 
 
-async def test_requests_cancelled_at_any_moment_leave_nothing(stack: RunningStack) -> None:
+async def test_requests_cancelled_at_any_time_leave_nothing(stack: RunningStack) -> None:
     """Also before the first message, where nobody has begun to read yet."""
     finished = stack.num_finished()
     async with AsyncClient(stack.address) as client:

@@ -88,7 +88,7 @@ async def refused(address: str, tls: Tls | None) -> grpc.aio.AioRpcError:
 # ---- the script -----------------------------------------------------------------------------------
 
 
-def test_keys_are_for_their_owner_only(certificates: Certificates) -> None:
+def test_key_files_are_readable_by_their_owner_only(certificates: Certificates) -> None:
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in certificates.folder.iterdir()}
     names = ["ca", *(role.value for role in PeerRole)]
     assert {name for name in modes if name.endswith(".key")} == {f"{name}.key" for name in names}
@@ -96,7 +96,7 @@ def test_keys_are_for_their_owner_only(certificates: Certificates) -> None:
     assert stat.S_IMODE(certificates.folder.stat().st_mode) == 0o700
 
 
-def test_nothing_is_overwritten(certificates: Certificates) -> None:
+def test_existing_certificate_files_are_not_overwritten(certificates: Certificates) -> None:
     before = {file.name: file.read_bytes() for file in certificates.folder.iterdir()}
     again = make(certificates.folder)
     assert again.returncode != 0
@@ -106,13 +106,13 @@ def test_nothing_is_overwritten(certificates: Certificates) -> None:
     assert {file.name: file.read_bytes() for file in certificates.folder.iterdir()} == before
 
 
-def test_half_an_authority_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_authority_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("x")
     assert "must contain both" in make(tmp_path).stderr
     assert [file.name for file in tmp_path.iterdir()] == ["ca.pem"]
 
 
-async def test_one_more_certificate_of_the_same_authority(tmp_path: Path) -> None:
+async def test_an_existing_authority_issues_another_certificate(tmp_path: Path) -> None:
     made = Certificates.made(tmp_path / "files")
     run = make(made.folder, "--role", "target", "--name", "target-b", "--host", "gpu-b")
     assert run.returncode == 0, run.stderr
@@ -149,7 +149,7 @@ async def test_only_a_coordinator_may_call_a_worker(role: str, certificates: Cer
             assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_health_is_for_every_certificate_of_the_authority(certificates: Certificates) -> None:
+async def test_any_certificate_of_the_authority_may_check_health(certificates: Certificates) -> None:
     async with (
         target_worker(certificates.tls("target")) as address,
         open_aio_channel(address, CHANNEL_OPTIONS, certificates.tls("draft")) as channel,
@@ -160,7 +160,7 @@ async def test_health_is_for_every_certificate_of_the_authority(certificates: Ce
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_without_a_certificate_there_is_no_handshake(
+async def test_a_client_without_a_certificate_is_not_connected(
     certificates: Certificates, strangers: Certificates
 ) -> None:
     async with target_worker(certificates.tls("target")) as address:
@@ -168,7 +168,7 @@ async def test_without_a_certificate_there_is_no_handshake(
             assert (await refused(address, tls)).code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_coordinator_takes_no_strangers_word(
+async def test_a_coordinator_rejects_a_foreign_workers_certificate(
     certificates: Certificates, strangers: Certificates
 ) -> None:
     async with target_worker(strangers.tls("target", ca=certificates.ca)) as address:
@@ -203,7 +203,7 @@ async def linked(address: str, tls: Tls) -> AsyncIterator[tuple[Link, asyncio.Ev
         await asyncio.wait([running])
 
 
-async def test_a_link_talks_to_the_role_it_expects(certificates: Certificates) -> None:
+async def test_a_link_connects_to_the_expected_role(certificates: Certificates) -> None:
     async with (
         target_worker(certificates.tls("target")) as address,
         linked(address, certificates.tls("coordinator")) as (link, _),
@@ -211,7 +211,7 @@ async def test_a_link_talks_to_the_role_it_expects(certificates: Certificates) -
         assert link.ready
 
 
-async def test_a_draft_workers_certificate_on_the_targets_address_is_refused(
+async def test_a_draft_certificate_at_the_target_address_is_refused(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coordinator.workers.links.INFO_SECONDS", 0.5)
@@ -223,7 +223,7 @@ async def test_a_draft_workers_certificate_on_the_targets_address_is_refused(
         assert "must name target.paceline.internal" in link.reason
 
 
-async def test_a_link_without_the_coordinators_certificate_says_what_was_wrong(
+async def test_a_link_with_a_workers_certificate_is_told_why_it_fails(
     certificates: Certificates,
 ) -> None:
     async with (
@@ -237,7 +237,7 @@ async def test_a_link_without_the_coordinators_certificate_says_what_was_wrong(
 # ---- whatever fails -------------------------------------------------------------------------------
 
 
-async def test_no_failure_tells_more_than_its_code(certificates: Certificates) -> None:
+async def test_failures_tell_no_more_than_their_code(certificates: Certificates) -> None:
     shell = Shell()
     shell.failing = True
     async with target_worker(None, shell) as address:
@@ -263,7 +263,7 @@ async def test_no_failure_tells_more_than_its_code(certificates: Certificates) -
 
 
 @pytest.mark.parametrize("room", [-200, 200])
-async def test_the_headers_of_a_call_have_one_bound(room: int) -> None:
+async def test_the_headers_of_a_call_are_bounded(room: int) -> None:
     size = limits.MAX_METADATA_BYTES + room - 400  # what gRPC itself sends is counted too
     metadata = [(f"x-{i}", "y" * 900) for i in range(size // 940)]
     async with target_worker(None) as address, open_aio_channel(address, (), None) as channel:
@@ -292,7 +292,7 @@ def bad_files(made: Certificates, folder: Path) -> Iterator[tuple[Tls, str]]:
     yield Tls(ca=none), "tls_ca"
 
 
-def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_path: Path) -> None:
+def test_unusable_tls_files_are_named(certificates: Certificates, tmp_path: Path) -> None:
     for tls, field in bad_files(certificates, tmp_path):
         with pytest.raises(InvalidArgumentError) as failure:
             check_files(tls)
@@ -309,7 +309,7 @@ async def test_a_server_with_bad_files_does_not_start(certificates: Certificates
     await server.grpc.stop(None)
 
 
-def test_retry_info_is_where_googles_error_model_has_it() -> None:
+def test_retry_info_follows_googles_error_model() -> None:
     from paceline.core.errors import ResourceExhaustedError
     from paceline.rpc.codec.status import to_status
 
@@ -319,7 +319,7 @@ def test_retry_info_is_where_googles_error_model_has_it() -> None:
     assert (retry.retry_delay.seconds, retry.retry_delay.nanos) == (1, 500_000_000)
 
 
-async def test_a_client_that_does_not_read_an_answer_over_tls_is_cut(certificates: Certificates) -> None:
+async def test_a_tls_client_that_does_not_read_is_cut(certificates: Certificates) -> None:
     """Once: what was written at once was encrypted at once, and nobody saw that it did not leave."""
 
     async def large(scope: Any, receive: Any, send: Any) -> None:

@@ -92,7 +92,7 @@ def served(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             process.kill()
 
 
-def test_generate_streams_what_no_stream_prints_at_once(served: Served) -> None:
+def test_generate_prints_the_same_with_and_without_streaming(served: Served) -> None:
     options = ("generate", "def main():", "--max-tokens", "12", "--seed", "3")
     streamed, whole = served.separately(*options), served.paceline(*options, "--no-stream")
     assert (streamed.returncode, streamed.stderr) == (0, "")
@@ -100,7 +100,7 @@ def test_generate_streams_what_no_stream_prints_at_once(served: Served) -> None:
     assert len(streamed.stdout) > 1
 
 
-def test_generate_as_json_has_the_whole_result(served: Served) -> None:
+def test_generate_json_has_the_whole_result(served: Served) -> None:
     done = served.paceline(
         *("generate", "-", "--json", "--max-tokens", "9", "--temperature", "0", "--ignore-eos"),
         stdin="import os\n",
@@ -123,7 +123,7 @@ def test_speculation_is_chosen_by_request(served: Served, acceptance: str) -> No
     assert drafted["speculative_decoding"]["num_draft_tokens"] > 0
 
 
-def test_a_stop_text_ends_the_generation(served: Served) -> None:
+def test_a_stop_string_ends_the_generation(served: Served) -> None:
     words = ("generate", "x", "--json", "--max-tokens", "30", "--temperature", "0", "--ignore-eos")
     text = json.loads(served.paceline(*words).stdout)["text"]
     stop = next(character for character in text[1:] if character.isascii() and character.isprintable())
@@ -133,7 +133,7 @@ def test_a_stop_text_ends_the_generation(served: Served) -> None:
     assert result["text"] == text[: text.index(stop)]
 
 
-def test_reports_and_masks_are_asked_for_by_options(served: Served) -> None:
+def test_options_request_reports_and_masks(served: Served) -> None:
     words = ("generate", "ab", "--max-tokens", "8", "--seed", "3", "--ignore-eos")
     masks = ("--bad-word", "q", "--bad-word", "z", "--allowed-token-id", "65", "--allowed-token-id", "66")
     reports = ("--n", "2", "--logprobs", "2", "--prompt-logprobs", "0", "--echo")
@@ -151,14 +151,14 @@ def test_reports_and_masks_are_asked_for_by_options(served: Served) -> None:
     assert refused.stderr.startswith("error: --prompt-logprobs: ")
 
 
-def test_the_server_s_refusal_is_one_line(served: Served) -> None:
+def test_a_refusal_of_the_server_is_one_line(served: Served) -> None:
     done = served.paceline("generate", "x", "--stop-token-id", "99999")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: --stop-token-id: ")
     assert done.stderr.count("\n") == 1
 
 
-def test_status_tells_of_every_process(served: Served) -> None:
+def test_status_lists_every_process(served: Served) -> None:
     status = json.loads(served.paceline("status", "--json").stdout)
     assert status["coordinator"]["address"] == served.address
     workers = {worker["role"]: worker for worker in status["workers"]}
@@ -174,7 +174,7 @@ def test_status_tells_of_every_process(served: Served) -> None:
         assert str(worker["info"]["process_id"]) in table
 
 
-def test_a_load_ends_with_its_figures_and_drafts_changed_nothing(served: Served, tmp_path: Path) -> None:
+def test_a_load_test_reports_figures_and_equal_tokens(served: Served, tmp_path: Path) -> None:
     done = served.separately(
         *("loadtest", "--requests", "14", "--concurrency", "4", "--verify", "10", "--seed", "5"),
         *("--max-tokens", "12", "--ignore-eos", "--num-speculative-tokens", "3", "--goal-e2e", str(HANG)),
@@ -194,9 +194,7 @@ def test_a_load_ends_with_its_figures_and_drafts_changed_nothing(served: Served,
         assert line in done.stdout
 
 
-def test_requests_of_a_rate_that_fail_are_told_of_and_others_are_served(
-    served: Served, tmp_path: Path
-) -> None:
+def test_failed_requests_of_a_load_test_are_reported(served: Served, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": "import os", "max_tokens": 4}, {"prompt": [256, 65]}, {"prompt": [99_999]}]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -213,7 +211,7 @@ def test_requests_of_a_rate_that_fail_are_told_of_and_others_are_served(
     assert note in done.stdout
 
 
-def test_a_load_that_the_server_refuses_at_once_is_not_begun(served: Served) -> None:
+def test_a_load_test_that_cannot_work_is_not_started(served: Served) -> None:
     refused = served.paceline("loadtest", "--stop-token-id", "99999")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("error: --stop-token-id: ")
@@ -229,7 +227,7 @@ def test_a_load_that_the_server_refuses_at_once_is_not_begun(served: Served) -> 
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)])
-def test_a_load_that_is_interrupted_ends_with_the_report_of_what_was_sent(
+def test_an_interrupted_load_test_reports_what_was_sent(
     served: Served, tmp_path: Path, signals: tuple[int, ...]
 ) -> None:
     """What runs is waited for after the first SIGINT only: else it has failed."""
@@ -278,7 +276,7 @@ def test_every_process_is_healthy(served: Served) -> None:
     assert unknown.stderr.startswith("error: ")
 
 
-def test_sigterm_ends_serve_and_its_logs_are_json_lines_without_a_prompt(served: Served) -> None:
+def test_sigterm_ends_serve_and_logs_hold_no_prompt(served: Served) -> None:
     """Three processes and their supervisor on one standard error."""
     for values in ({"max_tokens": 8}, {"max_tokens": -1}, {"model": MARK}, {"stop": MARK, "stream": True}):
         httpx2.post(f"{served.http}/v1/completions", json={"prompt": MARK, **values}, timeout=HANG)
@@ -296,7 +294,7 @@ def test_sigterm_ends_serve_and_its_logs_are_json_lines_without_a_prompt(served:
     assert "quagmire" not in logs
 
 
-def test_a_model_that_is_not_there_ends_serve_with_its_message(tiny_pair: Pair) -> None:
+def test_serve_names_a_missing_model(tiny_pair: Pair) -> None:
     done = paceline(
         "serve", "--target-model", str(tiny_pair.target), "--draft-model", "/no/such", "--port", "0"
     )
@@ -304,14 +302,14 @@ def test_a_model_that_is_not_there_ends_serve_with_its_message(tiny_pair: Pair) 
     assert re.fullmatch(r"error: --draft-model: .*/no/such.*", done.stderr.strip().splitlines()[-1])
 
 
-def test_a_worker_says_what_is_wrong_with_its_model() -> None:
+def test_a_worker_names_a_missing_model() -> None:
     done = paceline("target-worker", "--model", "/no/such")
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("error: --model: ")
 
 
-def test_the_demo_without_a_terminal(tiny_pair: Pair) -> None:
+def test_the_demo_runs_without_a_terminal(tiny_pair: Pair) -> None:
     done = paceline("demo", *models(tiny_pair), "--max-tokens", "24", "--pairs", "1", "--prompt", "import")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
@@ -321,7 +319,7 @@ def test_the_demo_without_a_terminal(tiny_pair: Pair) -> None:
     assert all(ended(int(pid), HANG) for pid in re.findall(r"pid (\d+)", done.stdout))
 
 
-def test_an_interrupt_ends_the_demo_and_all_it_started(tiny_pair: Pair) -> None:
+def test_an_interrupt_ends_the_demo_and_its_processes(tiny_pair: Pair) -> None:
     words = [*PACELINE, "demo", *models(tiny_pair), "--max-tokens", "100", "--pairs", "1000"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -63,7 +63,7 @@ def names(services: dict[str, Service], service: str) -> list[str]:
     return [service, *aliases]
 
 
-def test_there_are_three_services_and_their_variants_without_gpu() -> None:
+def test_compose_has_three_services_each_with_a_cpu_variant() -> None:
     services = read_services()
     assert set(services) == {*ROLES, *(f"{role}-cpu" for role in ROLES)}
     for role in ROLES:
@@ -71,7 +71,7 @@ def test_there_are_three_services_and_their_variants_without_gpu() -> None:
         assert services[f"{role}-cpu"]["profiles"] == ["cpu"]
 
 
-def test_draft_and_target_each_reserve_a_gpu_of_their_own() -> None:
+def test_draft_and_target_reserve_separate_gpus() -> None:
     services = read_services()
     assert gpus(services["draft-worker"]) == ["0"]
     assert gpus(services["target-worker"]) == ["1"]
@@ -92,7 +92,7 @@ def test_only_the_gpu_workers_use_cuda() -> None:
         assert gpu == cpu
 
 
-def test_the_image_is_the_same_but_for_where_torch_comes_from() -> None:
+def test_both_images_differ_only_in_their_torch() -> None:
     services = read_services()
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
     for name, service in services.items():
@@ -112,7 +112,7 @@ def test_the_image_is_the_same_but_for_where_torch_comes_from() -> None:
     assert 'ENTRYPOINT ["paceline"]' in dockerfile
 
 
-def test_an_image_is_built_once_and_with_whatever_is_started() -> None:
+def test_each_image_is_built_once() -> None:
     """Once: three services built one image side by side, and a first start failed: it `already exists`."""
     services = read_services()
     builders = {name: service["image"] for name, service in services.items() if "build" in service}
@@ -126,7 +126,7 @@ def test_an_image_is_built_once_and_with_whatever_is_started() -> None:
             assert services[worker]["pull_policy"] == "never"
 
 
-def test_what_the_image_copies_is_not_ignored() -> None:
+def test_dockerignore_allows_exactly_the_copied_files() -> None:
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = {
@@ -137,7 +137,7 @@ def test_what_the_image_copies_is_not_ignored() -> None:
     assert copied == allowed
 
 
-def test_the_coordinator_waits_for_healthy_workers_and_alone_is_published() -> None:
+def test_only_the_coordinator_is_published_after_its_workers() -> None:
     services = read_services()
     for suffix in ("", "-cpu"):
         coordinator = services[f"coordinator{suffix}"]
@@ -151,7 +151,7 @@ def test_the_coordinator_waits_for_healthy_workers_and_alone_is_published() -> N
             assert "ports" not in services[role + suffix]
 
 
-def test_every_service_is_reached_under_the_name_the_coordinator_uses() -> None:
+def test_services_have_the_names_the_coordinator_uses() -> None:
     services = read_services()
     for suffix in ("", "-cpu"):
         wanted = settings(services[f"coordinator{suffix}"])
@@ -163,7 +163,7 @@ def test_every_service_is_reached_under_the_name_the_coordinator_uses() -> None:
             assert settings(worker)["host"] == "0.0.0.0"
 
 
-def test_prometheus_finds_the_processes_of_both_kinds() -> None:
+def test_prometheus_scrapes_every_process() -> None:
     services = read_services()
     jobs = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
     scraped = {target for job in jobs for each in job["static_configs"] for target in each["targets"]}
@@ -178,7 +178,7 @@ def test_prometheus_finds_the_processes_of_both_kinds() -> None:
         assert scraped == there
 
 
-def test_a_stopped_service_has_time_to_finish_what_runs() -> None:
+def test_a_stopped_service_has_time_to_drain() -> None:
     drain = CoordinatorConfig(targets=("t:1",), tokenizer="t").drain_timeout
     for service in read_services().values():
         assert float(service["stop_grace_period"].removesuffix("s")) >= drain + 3 * FAREWELL_SECONDS
@@ -189,7 +189,7 @@ def test_a_stopped_service_has_time_to_finish_what_runs() -> None:
         assert coordinator["stop_grace_period"] == "70s"
 
 
-def test_each_health_check_asks_its_own_port_and_every_service_keeps_the_hub_cache() -> None:
+def test_services_check_their_port_and_keep_the_hub_cache() -> None:
     compose = yaml.safe_load(interpolate((ROOT / "docker-compose.yml").read_text(), {}))
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
     for service in compose["services"].values():
@@ -203,7 +203,7 @@ def test_each_health_check_asks_its_own_port_and_every_service_keeps_the_hub_cac
         assert f"install -d -o paceline -g paceline {folder}" in dockerfile
 
 
-def test_all_that_a_process_keeps_is_in_the_volume_of_its_role() -> None:
+def test_each_role_keeps_its_files_in_its_own_volume() -> None:
     """Its user owns the cache folder: compiled code is kept there too, where the package's is read only.
 
     Once all roles shared one: who controlled the draft could change the target's weights and code.
@@ -230,7 +230,7 @@ def in_order(services: dict[str, Service]) -> list[str]:
     return ordered
 
 
-def test_the_services_work_together_as_the_file_wires_them(
+def test_services_work_together_as_the_file_connects_them(
     tiny_pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each service's command line as a local process: only names and ports become local ones."""

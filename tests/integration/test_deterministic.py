@@ -24,7 +24,7 @@ def bits(result: GenerationResult) -> list[list[tuple[int, str]]]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_log_probabilities_have_the_same_bits(
+def test_log_probabilities_are_bitwise_equal_for_any_k(
     deterministic: RunningStack, oracle: Oracle, temperature: float
 ) -> None:
     """K of 0, 2 and 5, alone and among 15 others of other lengths and parameters."""
@@ -53,7 +53,7 @@ def test_log_probabilities_have_the_same_bits(
         assert bits(among) == bits(plain)
 
 
-def test_the_prompt_s_log_probabilities_too(deterministic: RunningStack, oracle: Oracle) -> None:
+def test_prompt_log_probabilities_are_bitwise_equal(deterministic: RunningStack, oracle: Oracle) -> None:
     """In chunks of any size: alone, and while other prompts are read."""
     ids = oracle.encode(SOURCE)
 

@@ -75,7 +75,7 @@ def serve(vocabulary: Vocabulary) -> Serve:
         (("x-api-key", TOKEN),),
     ],
 )
-async def test_every_method_is_refused_without_a_key(metadata: Any, serve: Serve) -> None:
+async def test_every_method_requires_a_key(metadata: Any, serve: Serve) -> None:
     async with serve(gate()) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
         for method in METHODS:
             for make in (channel.unary_stream, channel.stream_stream):
@@ -91,7 +91,7 @@ async def test_every_method_is_refused_without_a_key(metadata: Any, serve: Serve
 
 
 @pytest.mark.parametrize("token", [None, "pl-wrong", TOKEN.upper()])
-async def test_every_path_is_refused_without_a_key(token: str | None, serve: Serve) -> None:
+async def test_every_path_requires_a_key(token: str | None, serve: Serve) -> None:
     async with serve(gate()) as faces, faces.web(token) as web:
         assert len(faces.routes) >= 10
         for path in [*faces.routes, "/", "/nobody/knows", "/health/", "//health", "/ping/", "/docs"]:
@@ -107,7 +107,7 @@ async def test_every_path_is_refused_without_a_key(token: str | None, serve: Ser
                 says_nothing(answer.text, *filter(None, [token]))
 
 
-async def test_the_sdk_raises_errors_of_its_own(serve: Serve) -> None:
+async def test_the_sdk_raises_its_own_errors(serve: Serve) -> None:
     async with serve(gate()) as faces:
         for wrong in (None, "pl-wrong"):
             async with faces.sdk(wrong) as client:
@@ -120,13 +120,13 @@ async def test_the_sdk_raises_errors_of_its_own(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "two\nlines", "ключ", 5])
-def test_a_key_that_no_header_can_carry(bad: Any) -> None:
+def test_a_key_that_no_header_can_carry_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidArgumentError) as failure:
         AsyncClient("127.0.0.1:1", api_key=bad)
     assert failure.value.field == "api_key"
 
 
-async def test_refused_calls_are_counted_and_told_of(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_calls_are_counted_and_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     """Under the names of our methods only: what a client makes up is no label of a metric."""
     caplog.set_level("INFO")
     mine, made_up = "/paceline.v1.GenerationService/ListModels", "/paceline.v1.GenerationService/Mine"
@@ -179,7 +179,7 @@ def ended(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[int], Awaitabl
     logging.getLogger("coordinator.telemetry.call_log").removeHandler(handler)
 
 
-async def test_lines_of_calls_name_the_tenant(serve: Serve, ended: Any) -> None:
+async def test_call_log_lines_name_the_tenant(serve: Serve, ended: Any) -> None:
     """Also the line of a call that is refused for the key's rate; that of a wrong key names nobody."""
     async with serve(gate(key(requests_per_minute=2))) as faces:
         for _ in range(2):
@@ -202,7 +202,7 @@ async def test_lines_of_calls_name_the_tenant(serve: Serve, ended: Any) -> None:
     )
 
 
-async def test_id_that_a_grpc_client_gives_is_that_of_the_call(serve: Serve, ended: Any) -> None:
+async def test_a_grpc_clients_request_id_is_the_calls_id(serve: Serve, ended: Any) -> None:
     async with serve(None) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
         call = generation_pb2_grpc.GenerationServiceStub(channel).Detokenize
         request = generation_pb2.DetokenizeRequest(token_ids=[5])
@@ -218,7 +218,7 @@ async def test_id_that_a_grpc_client_gives_is_that_of_the_call(serve: Serve, end
     assert not [line for line in bad if "request_id" in line]
 
 
-async def test_line_of_a_refused_grpc_call_names_the_field(serve: Serve, ended: Any) -> None:
+async def test_a_refused_grpc_calls_log_line_names_the_field(serve: Serve, ended: Any) -> None:
     async with serve(None) as faces, faces.sdk(None) as client:
         with pytest.raises(InvalidArgumentError):
             await client.detokenize([2**31])
@@ -241,7 +241,7 @@ async def test_the_principal_is_known_where_requests_begin(serve: Serve) -> None
     assert principal.get() is ANYBODY
 
 
-async def test_without_keys_nobody_is_asked(serve: Serve) -> None:
+async def test_without_keys_no_caller_is_authenticated(serve: Serve) -> None:
     async with serve(None) as faces, faces.sdk(None) as client, faces.web(None) as web:
         await client.detokenize([5])
         assert (await web.get("/metrics")).status_code == 200
@@ -251,7 +251,7 @@ async def test_without_keys_nobody_is_asked(serve: Serve) -> None:
 # ---- too many requests ----------------------------------------------------------------------------
 
 
-async def test_both_faces_draw_on_one_rate(serve: Serve) -> None:
+async def test_grpc_and_http_share_one_rate(serve: Serve) -> None:
     clock = ManualClock()
     limited = gate(key(requests_per_minute=2), clock=clock)
     async with serve(limited) as faces, faces.sdk(TOKEN) as client, faces.web(TOKEN) as web:
@@ -272,7 +272,7 @@ async def test_both_faces_draw_on_one_rate(serve: Serve) -> None:
         await client.detokenize([5])
 
 
-async def test_a_key_whose_rate_is_used_up_can_still_resume_and_cancel(serve: Serve) -> None:
+async def test_a_key_over_its_rate_can_still_resume_and_cancel(serve: Serve) -> None:
     """Once: its streams that broke were lost, and what it cancelled was held for half a minute."""
     limited = gate(key(requests_per_minute=1))
     async with serve(limited) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
@@ -289,7 +289,7 @@ async def test_a_key_whose_rate_is_used_up_can_still_resume_and_cancel(serve: Se
         await raw.is_refused(asks("r", again=True))
 
 
-async def test_resuming_what_is_not_here_is_charged_as_what_begins_is(serve: Serve) -> None:
+async def test_resuming_an_unknown_request_counts_as_a_new_one(serve: Serve) -> None:
     clock = ManualClock()
     limited = gate(key(requests_per_minute=1), clock=clock)
     async with serve(limited) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
@@ -310,7 +310,7 @@ async def test_resuming_what_is_not_here_is_charged_as_what_begins_is(serve: Ser
 # ---- one key's requests are not another's -----------------------------------------------------------
 
 
-async def test_requests_of_two_keys_have_nothing_to_do_with_each_other(serve: Serve) -> None:
+async def test_requests_of_two_keys_are_independent(serve: Serve) -> None:
     """Under one name, with one prompt and one salt: found, resumed, cancelled and cached apart."""
     keys = gate(key(), key("bob", "pl-bob", requests_per_minute=2))
     async with serve(keys) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
@@ -340,7 +340,7 @@ async def test_requests_of_two_keys_have_nothing_to_do_with_each_other(serve: Se
         assert len(salts) == 2, "one of each tenant"
 
 
-async def test_two_calls_that_resume_at_once_go_on_with_one_request(serve: Serve) -> None:
+async def test_two_simultaneous_resumes_share_one_request(serve: Serve) -> None:
     """Neither is here when they come: the second one finds it when its own is about to begin."""
     async with serve(gate()) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
         find_target(faces.coordinator)
@@ -368,7 +368,7 @@ async def test_two_calls_that_resume_at_once_go_on_with_one_request(serve: Serve
 # ---- sizes ----------------------------------------------------------------------------------------
 
 
-async def test_waiting_for_a_target_counts(serve: Serve) -> None:
+async def test_requests_waiting_for_a_target_count_for_their_key(serve: Serve) -> None:
     """No target ever comes here: what waits for one takes the key's room, and gives it back."""
     room = gate(key(max_sequences=2))
     async with serve(room) as faces, faces.sdk(TOKEN) as client:
@@ -390,7 +390,7 @@ async def test_waiting_for_a_target_counts(serve: Serve) -> None:
             await held({})
 
 
-async def test_a_request_has_room_for_all_of_its_prompts_or_begins_none(serve: Serve) -> None:
+async def test_all_prompts_of_a_request_fit_or_none_begins(serve: Serve) -> None:
     """Once: as many as fitted were begun first, and one that never fits was told to come back."""
     room = gate(key(max_sequences=4))
     async with serve(room) as faces, faces.web(TOKEN) as web:
@@ -439,7 +439,7 @@ async def test_a_message_above_the_bound_is_refused(serve: Serve) -> None:
             assert named.value.field == "text"
 
 
-async def test_a_message_no_request_of_the_model_needs_is_refused(serve: Serve) -> None:
+async def test_a_message_too_large_for_the_model_is_refused(serve: Serve) -> None:
     async with serve(None) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
         find_target(faces.coordinator)
         most = faces.coordinator.max_request_bytes
@@ -452,7 +452,7 @@ async def test_a_message_no_request_of_the_model_needs_is_refused(serve: Serve) 
             assert more == 0 or code in (failure.value.details() or "")
 
 
-async def test_a_body_is_not_read_before_the_key(serve: Serve) -> None:
+async def test_an_unauthenticated_body_is_not_read(serve: Serve) -> None:
     async with serve(gate()) as faces, faces.web("pl-wrong") as web:
         answer = await web.post("/v1/completions", content=b"{" * 100_000)
         assert answer.status_code == 401
@@ -465,7 +465,7 @@ def config(file: Path | str, **more: Any) -> CoordinatorConfig:
     return CoordinatorConfig(targets=("a:1",), tokenizer="t", api_keys=str(file), **more)
 
 
-async def test_a_hangup_reads_the_keys_again(
+async def test_sighup_reloads_the_keys(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -488,7 +488,7 @@ async def test_a_hangup_reads_the_keys_again(
     assert "pl-bob" not in caplog.text
 
 
-def test_a_file_that_is_not_there_keeps_the_server_from_starting(tmp_path: Path) -> None:
+def test_a_missing_key_file_prevents_the_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as failure:
         make_gate(config(tmp_path / "none"))
     assert failure.value.field == "api_keys"
@@ -507,7 +507,7 @@ def test_a_file_that_is_not_there_keeps_the_server_from_starting(tmp_path: Path)
         ({"host": "0.0.0.0", "api_keys": "f", "tls_certificate": "c", "tls_key": "k"}, None),
     ],
 )
-def test_what_is_open_is_said(
+def test_missing_protection_is_warned_of(
     values: dict[str, str], missing: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_if_open(CoordinatorConfig(targets=("a:1",), tokenizer="t", **values))  # type: ignore[arg-type]

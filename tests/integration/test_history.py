@@ -35,7 +35,7 @@ def failed(last_index: int | None = 2) -> History:
     return History([started(), chunk(0, 7), chunk(1, 8, 9)], error=UnavailableError("gone", last_index))
 
 
-def test_good_histories_are_good() -> None:
+def test_valid_histories_pass() -> None:
     validate(good())
     validate(good(), expected=(7, 8, 9, 7))
     validate(failed(), expected=(7, 8, 9, 7), complete=False)
@@ -77,12 +77,12 @@ BAD: dict[str, History] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_planted_fault_is_found(name: str) -> None:
+def test_a_planted_history_fault_is_found(name: str) -> None:
     with pytest.raises(HistoryError):
         validate(BAD[name], complete=False)
 
 
-def test_other_tokens_than_without_faults_are_found() -> None:
+def test_tokens_that_differ_from_the_expected_are_found() -> None:
     for expected in ((7, 8, 9), (7, 8, 9, 9), (7, 8, 9, 7, 7), ()):
         with pytest.raises(HistoryError, match="other tokens"):
             validate(good(), expected)
@@ -90,13 +90,13 @@ def test_other_tokens_than_without_faults_are_found() -> None:
         validate(failed(), (7, 8, 8, 7), complete=False)
 
 
-def test_a_failed_request_is_no_complete_history() -> None:
+def test_a_failed_request_is_an_incomplete_history() -> None:
     with pytest.raises(HistoryError, match="the request failed"):
         validate(failed())
 
 
 @pytest.mark.parametrize("k", [0, 5])
-def test_a_recorded_history_of_the_service_is_good(stack: RunningStack, k: int) -> None:
+def test_a_recorded_history_of_the_service_is_valid(stack: RunningStack, k: int) -> None:
     parameters = {"max_tokens": 30, "temperature": 1.0, "seed": 2, "ignore_eos": True}
     speculation = {"num_speculative_tokens": k}
     expected = stack.client.generate("def main(", parameters, speculation={"num_speculative_tokens": 2})

@@ -72,7 +72,7 @@ async def async_openai(http: Http) -> AsyncIterator[openai.AsyncOpenAI]:
 # ---- completions ----------------------------------------------------------------------------------
 
 
-def test_a_completion_is_what_the_sdk_gives(http: Http, stack: RunningStack) -> None:
+def test_a_completion_equals_the_sdks_result(http: Http, stack: RunningStack) -> None:
     want = stack.client.generate("def main():", SAMPLING, timeout=HANG)
     got = http.openai.completions.create(model=http.model, prompt="def main():", **SAMPLING)
     (choice,) = got.choices
@@ -83,7 +83,7 @@ def test_a_completion_is_what_the_sdk_gives(http: Http, stack: RunningStack) -> 
     assert got.usage.completion_tokens == want.usage.completion_tokens
 
 
-def test_a_streamed_completion_is_the_same(http: Http, stack: RunningStack) -> None:
+def test_a_streamed_completion_equals_the_whole(http: Http, stack: RunningStack) -> None:
     want = stack.client.generate("def main():", SAMPLING, timeout=HANG)
     options: Any = {"stream": True, "stream_options": {"include_usage": True}}
     stream = http.openai.completions.create(model=http.model, prompt="def main():", **SAMPLING, **options)
@@ -96,7 +96,7 @@ def test_a_streamed_completion_is_the_same(http: Http, stack: RunningStack) -> N
     assert len(chunks) > 1
 
 
-async def test_many_streams_of_an_async_client(
+async def test_an_async_client_reads_many_streams(
     async_openai: openai.AsyncOpenAI, http: Http, stack: RunningStack
 ) -> None:
     async def text(seed: int) -> str:
@@ -120,7 +120,7 @@ async def test_many_streams_of_an_async_client(
     assert texts == wanted
 
 
-def test_prompts_of_every_shape_and_several_choices(http: Http, stack: RunningStack) -> None:
+def test_prompts_of_every_form_with_several_choices_work(http: Http, stack: RunningStack) -> None:
     ids = stack.client.tokenize("import os\n")
     parameters = {**SAMPLING, "n": 2, "max_tokens": 12}
     prompts: list[Any] = [
@@ -141,7 +141,7 @@ def test_prompts_of_every_shape_and_several_choices(http: Http, stack: RunningSt
     assert len(set(wanted)) > 2
 
 
-def test_log_probabilities_are_those_of_the_sdk(http: Http, stack: RunningStack) -> None:
+def test_log_probabilities_equal_the_sdks(http: Http, stack: RunningStack) -> None:
     parameters = {**SAMPLING, "max_tokens": 8}
     want = stack.client.generate("def main():", {**parameters, "logprobs": 3}, timeout=HANG)
     got = http.openai.completions.create(
@@ -161,7 +161,7 @@ def test_log_probabilities_are_those_of_the_sdk(http: Http, stack: RunningStack)
     )
 
 
-def test_speculation_is_controlled_and_told_of(http: Http) -> None:
+def test_speculation_is_controlled_and_reported(http: Http) -> None:
     def create(**more: Any) -> Any:
         extra = {**EVERYTHING, "include_speculative_decoding": True, "speculative_decoding": more}
         got = http.openai.completions.create(
@@ -208,7 +208,7 @@ def chat_prompt(chat_pair: Pair) -> list[int]:
     return list(ids)
 
 
-def test_a_chat_continues_what_transformers_renders(
+def test_a_chat_continues_the_prompt_transformers_renders(
     chat: Http, chatting: OwnCoordinator, chat_pair: Pair
 ) -> None:
     want = chatting.client.generate(chat_prompt(chat_pair), SAMPLING, timeout=HANG)
@@ -227,7 +227,7 @@ def test_a_chat_continues_what_transformers_renders(
     assert more.usage.prompt_tokens > got.usage.prompt_tokens
 
 
-def test_a_streamed_chat_is_the_same(chat: Http, chatting: OwnCoordinator, chat_pair: Pair) -> None:
+def test_a_streamed_chat_equals_the_whole(chat: Http, chatting: OwnCoordinator, chat_pair: Pair) -> None:
     want = chatting.client.generate(chat_prompt(chat_pair), {**SAMPLING, "logprobs": 2}, timeout=HANG)
     stream = chat.openai.chat.completions.create(
         model="chatty",
@@ -254,7 +254,7 @@ def test_a_streamed_chat_is_the_same(chat: Http, chatting: OwnCoordinator, chat_
     )
 
 
-def test_the_helper_that_gathers_a_streamed_chat(chat: Http) -> None:
+def test_openais_stream_helper_gathers_a_chat(chat: Http) -> None:
     whole = chat.openai.chat.completions.create(model="chatty", messages=MESSAGES, **SAMPLING)
     text = whole.choices[0].message.content
     assert text
@@ -267,7 +267,7 @@ def test_the_helper_that_gathers_a_streamed_chat(chat: Http) -> None:
     assert final.choices[0].message.content == text.partition(end)[0]
 
 
-def test_a_conversation_as_tokens(chat: Http, chat_pair: Pair) -> None:
+def test_tokenize_accepts_a_conversation(chat: Http, chat_pair: Pair) -> None:
     answer = chat.post("/tokenize", {"messages": MESSAGES}).json()
     assert answer["tokens"] == chat_prompt(chat_pair)
     assert answer["count"] == len(answer["tokens"])
@@ -276,7 +276,7 @@ def test_a_conversation_as_tokens(chat: Http, chat_pair: Pair) -> None:
 # ---- what the server says of itself ---------------------------------------------------------------
 
 
-def test_health_version_and_metrics(http: Http, stack: RunningStack) -> None:
+def test_health_version_and_metrics_are_served(http: Http, stack: RunningStack) -> None:
     assert http.get("/health").status_code == 200
     assert http.get("/version").json().keys() == {"version"}
     stack.good_request()
@@ -290,13 +290,13 @@ def test_health_version_and_metrics(http: Http, stack: RunningStack) -> None:
     assert sum(float(values[metric]) for metric in ended) == status.finished_requests
 
 
-def test_text_to_tokens_and_back(http: Http, stack: RunningStack) -> None:
+def test_tokenize_and_detokenize_round_trip(http: Http, stack: RunningStack) -> None:
     tokens = http.post("/tokenize", {"prompt": "def main():"}).json()["tokens"]
     assert tuple(tokens) == tuple(stack.client.tokenize("def main():"))
     assert http.post("/detokenize", {"tokens": tokens}).json() == {"prompt": "def main():"}
 
 
-def test_the_face_can_be_left_out(stack: RunningStack, pair_paths: Pair) -> None:
+def test_http_can_be_switched_off(stack: RunningStack, pair_paths: Pair) -> None:
     with own_coordinator(pair_paths, [stack.stack.address_of("target")], http=False) as own:
         assert own.supervisor.status("coordinator").http_address == ""
         assert own.client.status().coordinator.http_address == ""
@@ -305,7 +305,7 @@ def test_the_face_can_be_left_out(stack: RunningStack, pair_paths: Pair) -> None
 # ---- what vLLM's clients ask for ------------------------------------------------------------------
 
 
-def test_cached_tokens_are_in_the_usage(http: Http) -> None:
+def test_usage_reports_cached_tokens(http: Http) -> None:
     prompt = "def total(values):\n    return sum(values)\n" * 12
     body = {"cache_salt": "cached tokens"}
     counts = []
@@ -318,7 +318,7 @@ def test_cached_tokens_are_in_the_usage(http: Http) -> None:
     assert counts[1] == got.usage.prompt_tokens // 16 * 16
 
 
-def test_token_ids_of_a_chat_are_those_of_the_sdk(chat: Http, chatting: OwnCoordinator) -> None:
+def test_token_ids_of_a_chat_equal_the_sdks(chat: Http, chatting: OwnCoordinator) -> None:
     body: dict[str, Any] = {"return_token_ids": True, "include_speculative_decoding": True}
     got = chat.openai.chat.completions.create(
         model=chat.model, messages=MESSAGES, extra_body=body | EVERYTHING, **SAMPLING
@@ -344,7 +344,7 @@ def test_a_prompt_is_scored_without_an_answer(http: Http) -> None:
     assert scored.usage.completion_tokens == 0
 
 
-def test_special_tokens_show_where_asked_for(http: Http, oracle: Oracle) -> None:
+def test_special_tokens_are_shown_on_request(http: Http, oracle: Oracle) -> None:
     """The end of the text is one, and is kept in the text with the stop strings."""
     end = oracle.tokenizer.eos_token
     (end_id,) = oracle.eos_token_ids
@@ -359,7 +359,7 @@ def test_special_tokens_show_where_asked_for(http: Http, oracle: Oracle) -> None
     assert texts == ["", end]
 
 
-def test_an_answer_may_be_begun_for_the_model(chat: Http, chatting: OwnCoordinator) -> None:
+def test_an_answer_can_start_with_a_given_text(chat: Http, chatting: OwnCoordinator) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "def add("}]
     got = chat.openai.chat.completions.create(
         model="tgi",
@@ -377,7 +377,7 @@ def test_an_answer_may_be_begun_for_the_model(chat: Http, chatting: OwnCoordinat
 # ---- conversations without HTTP -------------------------------------------------------------------
 
 
-async def test_both_clients_chat_as_http_does(chat: Http, chatting: OwnCoordinator) -> None:
+async def test_both_clients_chat_like_http(chat: Http, chatting: OwnCoordinator) -> None:
     want = chat.openai.chat.completions.create(model=chat.model, messages=MESSAGES, **SAMPLING)
     text = want.choices[0].message.content
     assert chatting.client.chat(MESSAGES, SAMPLING, timeout=HANG).text == text
@@ -393,7 +393,7 @@ def test_a_server_without_a_template_names_what_it_needs(stack: RunningStack) ->
         stack.client.chat(MESSAGES, timeout=HANG)
 
 
-def test_a_terminal_s_chat_ends_replies_and_then_itself(chatting: OwnCoordinator) -> None:
+def test_terminal_chat_ends_on_ctrl_c_and_ctrl_d(chatting: OwnCoordinator) -> None:
     """Ctrl-C while a reply is written, then Ctrl-D."""
     mine, theirs = pty.openpty()
     words = [sys.executable, "-P", "-m", "paceline", "chat", "--address", chatting.client.address]

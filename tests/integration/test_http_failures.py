@@ -46,22 +46,20 @@ def test_a_model_without_a_template_refuses_chats(http: Http) -> None:
         ({"stream": True, "top_p": 0}, "top_p", "invalid_value"),
     ],
 )
-def test_a_parameter_that_cannot_be_honoured_is_named(
-    values: dict[str, Any], param: str, code: str, http: Http
-) -> None:
+def test_a_refused_parameter_is_named(values: dict[str, Any], param: str, code: str, http: Http) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         http.openai.completions.create(**{"model": http.model, "prompt": "x", **values})
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
-def test_another_model_is_not_found(http: Http) -> None:
+def test_an_unknown_model_is_not_found(http: Http) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         http.openai.completions.create(model="gpt", prompt="x")
     assert caught.value.code == "model_not_found"
     assert http.openai.models.retrieve(http.model).id == http.model
 
 
-def test_more_than_the_queue_holds_is_told(stack: RunningStack, pair_paths: Pair) -> None:
+def test_a_request_larger_than_the_queue_is_refused(stack: RunningStack, pair_paths: Pair) -> None:
     """All choices of a request or none; then there is room again."""
     workers = [stack.stack.address_of("target")]
     with own_coordinator(pair_paths, workers, max_running=1, max_waiting=1) as own:
@@ -79,7 +77,7 @@ def test_more_than_the_queue_holds_is_told(stack: RunningStack, pair_paths: Pair
     stack.check_pools_whole()
 
 
-def test_a_port_that_is_taken_is_told(http: Http, stack: RunningStack, pair_paths: Pair) -> None:
+def test_an_occupied_port_is_reported(http: Http, stack: RunningStack, pair_paths: Pair) -> None:
     port = int(http.url.rpartition(":")[2])
     with (
         pytest.raises(ChildFailedError, match=rf"--http-port: 127\.0\.0\.1:{port} is in use"),
@@ -91,7 +89,7 @@ def test_a_port_that_is_taken_is_told(http: Http, stack: RunningStack, pair_path
 # ---- clients that leave, and the end --------------------------------------------------------------
 
 
-def test_leaving_a_stream_frees_both_caches(http: Http, stack: RunningStack) -> None:
+def test_closing_an_http_stream_frees_both_caches(http: Http, stack: RunningStack) -> None:
     finished = stack.num_finished()
     stream = http.openai.completions.create(
         model=http.model, prompt="def main(", stream=True, extra_body=EVERYTHING, **LONG
@@ -112,9 +110,7 @@ def test_leaving_before_the_answer_frees_both_caches(http: Http, stack: RunningS
     stack.check_cut_short(finished)
 
 
-def test_a_stream_that_outlasts_the_draining_ends_with_an_error(
-    stack: RunningStack, pair_paths: Pair
-) -> None:
+def test_a_stream_longer_than_the_drain_ends_with_an_error(stack: RunningStack, pair_paths: Pair) -> None:
     """It cannot be resumed over HTTP, so its client is told what has ended it."""
     with own_coordinator(pair_paths, [stack.stack.address_of("target")], drain_timeout=0.2) as own:
         (http,) = [*connect(own.supervisor.status("coordinator").http_address)]
@@ -132,9 +128,7 @@ def test_a_stream_that_outlasts_the_draining_ends_with_an_error(
     stack.check_pools_whole()
 
 
-def test_a_stream_is_finished_before_the_coordinator_ends_and_its_port_comes_back(
-    stack: RunningStack, pair_paths: Pair
-) -> None:
+def test_a_stopping_coordinator_finishes_its_streams(stack: RunningStack, pair_paths: Pair) -> None:
     with own_coordinator(pair_paths, [stack.stack.address_of("target")], drain_timeout=HANG) as own:
         address = own.supervisor.status("coordinator").http_address
         (http,) = [*connect(address)]

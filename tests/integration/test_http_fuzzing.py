@@ -82,7 +82,7 @@ def modest(body: Any, *, chat: bool) -> Any:
     return changed
 
 
-def test_the_document_is_covered(document: Any) -> None:
+def test_every_documented_operation_is_fuzzed(document: Any) -> None:
     told = {(o.ok().method.upper(), o.ok().path) for o in document.get_all_operations()}
     assert told == set(OPERATIONS)
 

@@ -61,8 +61,6 @@ def check_invariance(client: Client, prompts: Sequence[Ids], sampling: Mapping[s
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_same_seed_same_tokens_for_every_k_alone_and_in_a_crowd(
-    oracle: Oracle, client: Client, name: str
-) -> None:
+def test_same_seed_same_tokens_for_every_k_and_load(oracle: Oracle, client: Client, name: str) -> None:
     prompts = [oracle.encode(SOURCE)[:37], *id_prompts(oracle)]
     check_invariance(client, prompts, SAMPLINGS[name])

@@ -43,14 +43,14 @@ def sockets(running: RunningStack) -> list[Path]:
     return [Path(info.local_socket) for info in infos if info is not None and info.local_socket]
 
 
-def test_a_stack_s_workers_are_reached_through_sockets_of_their_own(stack: RunningStack) -> None:
+def test_a_stacks_workers_are_reached_through_local_sockets(stack: RunningStack) -> None:
     assert len(stack.log.find(THROUGH)) >= 2
     paths = sockets(stack)
     assert len(set(paths)) == 2
     assert all(path.is_socket() for path in paths)
 
 
-def test_the_tokens_are_those_of_grpc(stack: RunningStack, tiny_pair: Any) -> None:
+def test_local_sockets_give_the_tokens_of_grpc(stack: RunningStack, tiny_pair: Any) -> None:
     with running_stack(tiny_pair, local_sockets=False) as other:
         assert not other.log.find(THROUGH)
         assert sockets(other) == []
@@ -58,7 +58,7 @@ def test_the_tokens_are_those_of_grpc(stack: RunningStack, tiny_pair: Any) -> No
     assert texts(stack.client) == expected
 
 
-def test_a_coordinator_may_stay_with_grpc(stack: RunningStack, tiny_pair: Any) -> None:
+def test_a_coordinator_may_use_grpc_only(stack: RunningStack, tiny_pair: Any) -> None:
     targets, drafts = ([stack.stack.address_of(role)] for role in ("target", "draft"))
     with own_coordinator(tiny_pair, targets, drafts, local_sockets=False) as own:
         assert texts(own.client) == texts(stack.client)
@@ -66,7 +66,7 @@ def test_a_coordinator_may_stay_with_grpc(stack: RunningStack, tiny_pair: Any) -
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
-def test_a_worker_that_was_killed_is_reached_through_its_socket_again(stack: RunningStack, role: str) -> None:
+def test_a_restarted_worker_is_reached_by_socket_again(stack: RunningStack, role: str) -> None:
     """The file of the killed one is in the way."""
     before = texts(stack.client)
     path = info_of(stack, role).local_socket
@@ -85,7 +85,7 @@ def info_of(running: RunningStack, role: str) -> Any:
     return info
 
 
-def test_the_files_end_with_the_stack(tiny_pair: Any) -> None:
+def test_socket_files_are_removed_with_the_stack(tiny_pair: Any) -> None:
     with running_stack(tiny_pair, draft_model=None) as running:
         (path,) = sockets(running)
         assert path.is_socket()
@@ -93,7 +93,7 @@ def test_the_files_end_with_the_stack(tiny_pair: Any) -> None:
     assert not path.parent.exists()
 
 
-def test_a_worker_of_its_own_listens_where_it_is_told(tiny_pair: Any, folder: Path) -> None:
+def test_a_separate_worker_listens_at_its_given_socket(tiny_pair: Any, folder: Path) -> None:
     path = folder / "target.sock"
     log = Log()
     with own_worker("target", tiny_pair.target, log, local_socket=str(path)) as address:
@@ -108,7 +108,7 @@ def test_a_worker_of_its_own_listens_where_it_is_told(tiny_pair: Any, folder: Pa
         assert not log.find("Traceback")
 
 
-def test_a_path_that_cannot_be_used_is_refused_by_name(tiny_pair: Any, folder: Path) -> None:
+def test_an_unusable_socket_path_is_named(tiny_pair: Any, folder: Path) -> None:
     path = folder / "nowhere" / "target.sock"
     with pytest.raises(ChildFailedError, match=str(path)):  # noqa: SIM117
         with own_worker("target", tiny_pair.target, local_socket=str(path)):

@@ -47,7 +47,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("k", [0, 4])
-def test_running_streams_hardly_pause(stack: RunningStack, oracle: Oracle, k: int) -> None:
+def test_a_long_prompt_hardly_pauses_running_streams(stack: RunningStack, oracle: Oracle, k: int) -> None:
     ids = oracle.encode(SOURCE * 4)
     assert len(ids) >= LONG + 100
     readers = [Reader(stack, ids[20 * n : 20 * n + 30], k) for n in range(STREAMS)]

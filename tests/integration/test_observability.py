@@ -140,7 +140,7 @@ def growth(before: Samples, after: Samples, name: str, **labels: str) -> float:
     )
 
 
-def test_what_a_request_did_is_what_the_metrics_say(watched: Watched) -> None:
+def test_metrics_agree_with_a_requests_result(watched: Watched) -> None:
     before = watched.samples()
     result = watched.running.client.generate(
         f"{MARK}\ndef main():", {"max_tokens": 40, "temperature": 0, "ignore_eos": True}, timeout=HANG
@@ -187,7 +187,7 @@ AGAIN = f"{COUNTING}{COUNTING}1, 2, 3,"
 
 @pytest.mark.parametrize("mode", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize("ends", [{"stop": ["15,"]}, {"stop": ["13,"], "min_tokens": 9}, {"max_tokens": 7}])
-def test_what_is_counted_is_what_was_sent(watched: Watched, mode: str, ends: dict[str, Any]) -> None:
+def test_counts_agree_over_grpc_http_and_metrics(watched: Watched, mode: str, ends: dict[str, Any]) -> None:
     """By the result over gRPC, the usage over HTTP and the metrics, for the same two requests."""
     asked: dict[str, Any] = {"temperature": 0, "max_tokens": 60} | ends
     speculation = {"num_speculative_tokens": 8, "acceptance": mode}
@@ -226,7 +226,7 @@ def test_what_is_counted_is_what_was_sent(watched: Watched, mode: str, ends: dic
         assert ends_accepted, "more was accepted than the stop left"
 
 
-def test_the_parts_of_the_rounds_are_their_whole(watched: Watched) -> None:
+def test_round_phases_add_up_to_the_rounds(watched: Watched) -> None:
     watched.running.good_request()
     parts = watched.total("round_phase_time_seconds_sum")
     whole = watched.total("round_time_seconds_sum")
@@ -252,7 +252,7 @@ def test_errors_and_refusals_are_counted(watched: Watched) -> None:
     assert counts() == (before[0] + 1, before[1] + 1, before[2] + 1, before[3] + 1)
 
 
-def test_workers_are_told_of_by_state_and_cache(watched: Watched) -> None:
+def test_metrics_show_worker_states_and_caches(watched: Watched) -> None:
     stack = watched.running.stack
     for role in ("target", "draft"):
         assert watched.total("workers", role=role, state="ready") == 1
@@ -262,7 +262,7 @@ def test_workers_are_told_of_by_state_and_cache(watched: Watched) -> None:
         assert watched.total("kv_cache_usage_perc", role=role, worker=address) < 1
 
 
-def test_workers_have_metrics_of_their_own(watched: Watched) -> None:
+def test_workers_export_their_own_metrics(watched: Watched) -> None:
     watched.running.good_request()
     for role in ("target", "draft"):
         (line,) = (x for x in watched.lines() if x["role"] == role and "metrics_address" in x)
@@ -305,7 +305,7 @@ def check_tree(spans: list[Span], request: Span) -> None:
         assert below["draft"] <= 1
 
 
-def test_a_request_is_one_trace_through_three_processes(watched: Watched) -> None:
+def test_a_request_is_one_trace_in_three_processes(watched: Watched) -> None:
     trace, caller = f"{0x1234ABCD:032x}", f"{0x77:016x}"
     answer = complete(
         watched, include_speculative_decoding=True, headers={"traceparent": f"00-{trace}-{caller}-01"}
@@ -333,7 +333,7 @@ def test_a_request_is_one_trace_through_three_processes(watched: Watched) -> Non
     assert line["request_id"] == answer.headers.get("x-request-id", answer.json()["id"])
 
 
-def test_no_worker_names_a_round_that_is_not_sent(watched: Watched) -> None:
+def test_workers_spans_belong_to_sent_rounds(watched: Watched) -> None:
     """Nobody drafts, so the target goes on by itself, and knows of no stop string."""
     trace = f"{0xE4D0:032x}"
     nobody = {"num_speculative_tokens": 0}
@@ -351,7 +351,7 @@ def test_no_worker_names_a_round_that_is_not_sent(watched: Watched) -> None:
     assert sum(span.name == "round" for span in spans) == tokens + 1
 
 
-def test_grpc_metadata_names_the_trace_too(watched: Watched) -> None:
+def test_grpc_metadata_carries_the_trace(watched: Watched) -> None:
     caller = TraceParent(0xFEED, 0xBEEF, True)
     request = pb.GenerateRequest(text=f"{MARK} def f():", sampling=SIX)
     with watched.running.stub() as stub:
@@ -363,7 +363,7 @@ def test_grpc_metadata_names_the_trace_too(watched: Watched) -> None:
     check_tree(spans, request_span)
 
 
-def test_choices_share_a_trace_and_their_rounds_are_apart(watched: Watched) -> None:
+def test_choices_share_a_trace_with_separate_rounds(watched: Watched) -> None:
     trace = f"{0xC401CE:032x}"
     answer = complete(
         watched,
@@ -378,7 +378,7 @@ def test_choices_share_a_trace_and_their_rounds_are_apart(watched: Watched) -> N
     assert len({span.span_id for span in rounds}) == len(rounds)
 
 
-def test_a_request_that_its_caller_does_not_sample_makes_no_span(watched: Watched) -> None:
+def test_an_unsampled_request_makes_no_span(watched: Watched) -> None:
     quiet, loud = f"{0xDEAD:032x}", f"{0xA11FE:032x}"
     complete(watched, headers={"traceparent": f"00-{quiet}-{1:016x}-00"})
     complete(watched, max_tokens=1, headers={"traceparent": f"00-{loud}-{1:016x}-01"})
@@ -386,7 +386,7 @@ def test_a_request_that_its_caller_does_not_sample_makes_no_span(watched: Watche
     assert watched.collector.of_trace(quiet) == []
 
 
-def test_a_refused_request_is_a_span_with_its_code(watched: Watched) -> None:
+def test_a_refused_requests_span_has_its_code(watched: Watched) -> None:
     trace = f"{0xBAD:032x}"
     answer = complete(watched, prompt=[10**6], headers={"traceparent": f"00-{trace}-{1:016x}-01"})
     assert answer.status_code == 400
@@ -395,7 +395,7 @@ def test_a_refused_request_is_a_span_with_its_code(watched: Watched) -> None:
     assert span.attributes["error.type"] == "INVALID_ARGUMENT"
 
 
-def test_a_ratio_of_none_traces_only_what_its_caller_samples(watched: Watched, pair_paths: Pair) -> None:
+def test_ratio_zero_traces_only_sampled_requests(watched: Watched, pair_paths: Pair) -> None:
     workers = [watched.running.stack.address_of(role) for role in ("target", "draft")]
     with own_coordinator(
         pair_paths,
@@ -419,7 +419,7 @@ def test_a_ratio_of_none_traces_only_what_its_caller_samples(watched: Watched, p
 # ---- log lines ------------------------------------------------------------------------------------
 
 
-def test_every_line_is_json_and_says_when_who_and_what(watched: Watched) -> None:
+def test_every_log_line_is_json_with_the_standard_fields(watched: Watched) -> None:
     # What gRPC's C library writes by itself is wrapped by `paceline serve` (below).
     lines = [line for line in watched.running.log.lines if not C_LINE.search(line)]
     assert lines
@@ -430,7 +430,7 @@ def test_every_line_is_json_and_says_when_who_and_what(watched: Watched) -> None
         assert told["role"] == role.removeprefix("[")
 
 
-def test_a_call_ends_with_its_line(watched: Watched) -> None:
+def test_an_http_call_logs_one_line_at_its_end(watched: Watched) -> None:
     answer = complete(watched, stream=True, stream_options={"include_usage": True})
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     usage, request_id = events[-1]["usage"], events[-1]["id"]
@@ -446,7 +446,7 @@ def test_a_call_ends_with_its_line(watched: Watched) -> None:
     assert line["model"] == events[-1]["model"]
 
 
-def test_a_call_over_grpc_ends_with_its_line(watched: Watched) -> None:
+def test_a_grpc_call_logs_one_line_at_its_end(watched: Watched) -> None:
     request = pb.GenerateRequest(
         text=f"{MARK} def f():", sampling={"max_tokens": 5, "ignore_eos": True}, request_id="by-hand"
     )
@@ -461,7 +461,7 @@ def test_a_call_over_grpc_ends_with_its_line(watched: Watched) -> None:
     assert refused["error"] == "INVALID_ARGUMENT"
 
 
-def test_a_client_that_leaves_is_told_of_as_that(watched: Watched) -> None:
+def test_a_client_that_leaves_is_logged_as_cancelled(watched: Watched) -> None:
     request = pb.GenerateRequest(
         text=f"{MARK} def f():", sampling={"max_tokens": 1500, "ignore_eos": True}, request_id="leaver"
     )
@@ -476,7 +476,7 @@ def test_a_client_that_leaves_is_told_of_as_that(watched: Watched) -> None:
     assert watched.total("request_success_total", finished_reason="abort") == before + 1
 
 
-def test_no_log_line_and_no_span_holds_a_prompt_or_an_output(watched: Watched) -> None:
+def test_logs_and_spans_hold_no_prompt_or_output(watched: Watched) -> None:
     """Runs requests that work, are refused, are broken and are left, over both faces, all marked."""
     client, word = watched.running.client, "xylophone"
     told = complete(watched, prompt=f"{MARK} " * 3, echo=True, stop=[MARK], logprobs=2)

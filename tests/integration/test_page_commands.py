@@ -372,12 +372,12 @@ def run_python(block: Block, places: Places, names: dict[str, Any]) -> None:
             asyncio.run(awaited)
 
 
-def test_every_block_has_a_language_that_is_known() -> None:
+def test_every_block_has_a_known_language() -> None:
     known = (*SHELL, *PYTHON, *OTHERS)
     assert [f"{b.where} {b.language}" for b in ALL if b.language not in known] == []
 
 
-def test_commands_in_blocks_that_do_not_run_are_parsed() -> None:
+def test_commands_in_unrun_blocks_parse() -> None:
     for block in ALL:
         if block.language in OTHERS and re.search(r"^(?:[\w-]*)\$ ", block.text, re.MULTILINE):
             for statement in statements(block.text):
@@ -385,7 +385,7 @@ def test_commands_in_blocks_that_do_not_run_are_parsed() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_in_sentences_are_parsed(page: str) -> None:
+def test_commands_in_sentences_parse(page: str) -> None:
     """By their names: values may be left out there."""
     if HISTORY.fullmatch(page):
         return
@@ -397,7 +397,7 @@ def test_commands_in_sentences_are_parsed(page: str) -> None:
             PARSED[name][0](shlex.split(code)[len(name.split()) :])
 
 
-def test_options_in_sentences_are_options_of_a_command() -> None:
+def test_options_in_sentences_exist() -> None:
     known = {*parsing.options(parsing.command_line()), "--help", *FOREIGN_OPTIONS}
     unknown = [
         f"{page}: {option}"
@@ -427,12 +427,12 @@ def test_options_in_sentences_are_options_of_a_command() -> None:
         "python -m paceline.nothing",
     ],
 )
-def test_a_command_that_could_not_work_is_noticed(text: str) -> None:
+def test_a_wrong_command_is_noticed(text: str) -> None:
     (statement,) = statements(text)
     with pytest.raises(AssertionError):
         check(statement.words)
 
 
-def test_a_shell_block_that_fails_is_noticed(files: Path, folder: Path) -> None:
+def test_a_failing_shell_block_is_noticed(files: Path, folder: Path) -> None:
     with shell(folder, Places(1, 2, 3, 4)) as running, pytest.raises(AssertionError, match="no-such"):
         running.run(statements("$ paceline keys list --api-keys no-such.json\noutput")[0])

@@ -66,7 +66,7 @@ def waits(stack: RunningStack) -> float:
 
 
 @pytest.mark.parametrize(("count", "k"), mostly_full([(12, 4), (3, 0), (2, 4), (3, 4), (12, 0)], count=2))
-def test_requests_that_do_not_fit_together_all_finish(
+def test_requests_too_large_together_all_finish(
     small: RunningStack, oracle: Oracle, count: int, k: int
 ) -> None:
     """A few may pass each other by; of a dozen some must wait, and this is about what happens then."""
@@ -78,7 +78,7 @@ def test_requests_that_do_not_fit_together_all_finish(
         assert waits(small) > before
 
 
-def test_sampled_requests_under_pressure_keep_their_tokens(small: RunningStack, oracle: Oracle) -> None:
+def test_memory_pressure_changes_no_sampled_token(small: RunningStack, oracle: Oracle) -> None:
     """Being evicted and prefilled again changes nothing (coupled mode)."""
     prompts = prompts_of(oracle, 8)
     parameters = {"temperature": 1.0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
@@ -90,7 +90,7 @@ def test_sampled_requests_under_pressure_keep_their_tokens(small: RunningStack, 
     assert together([lambda i=i: call(i) for i in range(8)], at_once=8) == alone
 
 
-def test_a_request_larger_than_the_pool_is_refused_at_once(small: RunningStack, oracle: Oracle) -> None:
+def test_a_request_larger_than_the_pool_is_refused(small: RunningStack, oracle: Oracle) -> None:
     """The pool bounds the model's length, so the refusal names the field and comes before any work."""
     (model,) = small.client.models()
     assert model.max_model_len == NUM_BLOCKS * BLOCK
@@ -111,7 +111,7 @@ def test_a_full_pool_serves_the_largest_request(small: RunningStack, oracle: Ora
     oracle.check_greedy(prompt, result.token_ids, 10, ignore_eos=True)
 
 
-def test_waiting_for_a_place_is_not_waiting_for_a_target(small: RunningStack, oracle: Oracle) -> None:
+def test_a_long_queue_is_not_a_lost_target(small: RunningStack, oracle: Oracle) -> None:
     """A queue longer than the recovery timeout is no lost target worker."""
     target, draft = (small.stack.address_of(role) for role in ("target", "draft"))
     prompts = prompts_of(oracle, 12)
@@ -125,7 +125,7 @@ def test_waiting_for_a_place_is_not_waiting_for_a_target(small: RunningStack, or
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_a_lease_that_is_over_frees_the_blocks(small: RunningStack, oracle: Oracle, role: str) -> None:
+def test_an_expired_lease_frees_the_blocks(small: RunningStack, oracle: Oracle, role: str) -> None:
     with Line(small.stack.address_of(role), role) as line:
         sequence = line.open(oracle.encode(SOURCE)[:30])
         assert not isinstance(line.ask(next_round(sequence)), SequenceFailed)

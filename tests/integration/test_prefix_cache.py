@@ -40,7 +40,7 @@ def counts(stack: RunningStack, role: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("mode", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_second_request_hits_and_gets_the_tokens_of_a_cold_one(
+def test_a_cached_prompt_gives_the_tokens_of_a_cold_one(
     stack: RunningStack, oracle: Oracle, mode: str, temperature: float
 ) -> None:
     prompt, salt = prompt_of(oracle), next(salts)
@@ -68,7 +68,7 @@ def test_a_second_request_hits_and_gets_the_tokens_of_a_cold_one(
         oracle.check_greedy(prompt, warm, 24, ignore_eos=True)
 
 
-def test_the_usage_tells_the_cached_tokens(stack: RunningStack, oracle: Oracle) -> None:
+def test_usage_reports_the_cached_tokens(stack: RunningStack, oracle: Oracle) -> None:
     prompt, salt = prompt_of(oracle), next(salts)
     told = [
         stack.client.generate(prompt, {"max_tokens": 2, "n": 2}, cache_salt=salt, timeout=HANG).usage
@@ -77,7 +77,7 @@ def test_the_usage_tells_the_cached_tokens(stack: RunningStack, oracle: Oracle) 
     assert [usage.cached_prompt_tokens for usage in told] == [0, FULL]
 
 
-def test_a_shared_beginning_is_shared_and_the_rest_is_not(stack: RunningStack, oracle: Oracle) -> None:
+def test_only_the_common_prefix_is_shared(stack: RunningStack, oracle: Oracle) -> None:
     salt, same = next(salts), prompt_of(oracle)
     first, second = (*same, 5, 6, 7), (*same[: 10 * BLOCK], *prompt_of(oracle, 37)[:90])
     greedy = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True}
@@ -97,9 +97,7 @@ def test_another_salt_misses(stack: RunningStack, oracle: Oracle) -> None:
     assert {role: counts(stack, role)[1] for role in ("target", "draft")} == before
 
 
-def test_a_scored_prompt_reports_every_token_however_much_is_cached(
-    stack: RunningStack, oracle: Oracle
-) -> None:
+def test_a_scored_prompt_reports_all_tokens_when_cached(stack: RunningStack, oracle: Oracle) -> None:
     prompt, salt = prompt_of(oracle), next(salts)
     told = [
         stack.client.generate(
@@ -118,7 +116,7 @@ def test_a_scored_prompt_reports_every_token_however_much_is_cached(
         assert warm[token_id].logprob == pytest.approx(cold[token_id].logprob, abs=1e-4)
 
 
-def test_many_at_once_share_one_prompt(stack: RunningStack, oracle: Oracle) -> None:
+def test_concurrent_requests_share_one_cached_prompt(stack: RunningStack, oracle: Oracle) -> None:
     prompt, salt = prompt_of(oracle), next(salts)
     sampled = {"temperature": 1.0, "max_tokens": 16, "ignore_eos": True}
 
@@ -130,7 +128,7 @@ def test_many_at_once_share_one_prompt(stack: RunningStack, oracle: Oracle) -> N
     assert together([lambda s=s: call(s, salt) for s in range(4)], at_once=4) == alone
 
 
-def test_over_http_too(stack: RunningStack, oracle: Oracle) -> None:
+def test_the_prefix_cache_works_over_http(stack: RunningStack, oracle: Oracle) -> None:
     prompt, salt = prompt_of(oracle), next(salts)
     body = {"prompt": list(prompt), "max_tokens": 4, "temperature": 0, "cache_salt": salt}
     url = f"http://{stack.stack.http_address}/v1/completions"
@@ -149,14 +147,14 @@ def test_over_http_too(stack: RunningStack, oracle: Oracle) -> None:
     assert too_long.json()["error"]["param"] == "cache_salt"
 
 
-def test_a_salt_beyond_the_bound_is_refused(stack: RunningStack) -> None:
+def test_a_too_long_salt_is_refused(stack: RunningStack) -> None:
     with pytest.raises(InvalidArgumentError) as failure:
         stack.client.generate([5], {"max_tokens": 1}, cache_salt="x" * (MAX_CACHE_SALT_CHARACTERS + 1))
     assert failure.value.field == "cache_salt"
     stack.good_request()
 
 
-def test_the_status_shows_hits_and_preemptions(stack: RunningStack) -> None:
+def test_status_shows_hits_and_preemptions(stack: RunningStack) -> None:
     words = ("status", "--address", stack.address)
     shown = command(*words).stdout
     assert "prefix hits" in shown
@@ -189,7 +187,7 @@ def preemptions(stack: RunningStack) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_pool_a_quarter_of_what_is_needed(
+def test_a_pool_of_a_quarter_size_finishes_all_requests(
     crammed: RunningStack, oracle: Oracle, temperature: float
 ) -> None:
     """All requests finish with the tokens they get alone, and sequences were preempted."""

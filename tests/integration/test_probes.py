@@ -26,7 +26,7 @@ SERVICES = {
 }
 
 
-def test_without_the_flag_nothing_is_told(stack: RunningStack) -> None:
+def test_reflection_is_off_by_default(stack: RunningStack) -> None:
     for role in SERVICES:
         with grpc.insecure_channel(stack.stack.address_of(role)) as channel:
             with pytest.raises(grpc.RpcError) as caught:
@@ -79,7 +79,7 @@ class Watching:
         self._thread.join(HANG)
 
 
-def test_a_probe_and_a_watcher_see_the_draining_while_streams_go_on(stack: RunningStack) -> None:
+def test_probes_see_the_drain_while_streams_go_on(stack: RunningStack) -> None:
     """NOT_SERVING comes first: whoever balances load must know before calls are refused."""
     plain = {"num_speculative_tokens": 0}
     with (

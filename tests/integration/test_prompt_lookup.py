@@ -34,9 +34,7 @@ def generated(client: Client, prompt: Ids, temperature: float, **speculation: An
 
 
 @pytest.mark.parametrize("k", [1, 4, "auto"])
-def test_greedy_text_that_repeats_itself_stays_what_it_is(
-    oracle: Oracle, client: Client, k: int | str
-) -> None:
+def test_prompt_lookup_keeps_greedy_text(oracle: Oracle, client: Client, k: int | str) -> None:
     prompt = repeating(oracle)
     copied = generated(client, prompt, 0.0, num_speculative_tokens=k, prompt_lookup=True)
     drafted = generated(client, prompt, 0.0, num_speculative_tokens=k, prompt_lookup=False)
@@ -48,7 +46,9 @@ def test_greedy_text_that_repeats_itself_stays_what_it_is(
 
 @pytest.mark.parametrize("mode", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize("k", [1, 4])
-def test_copies_are_judged_and_counted(oracle: Oracle, alone: Client, k: int, mode: str) -> None:
+def test_prompt_lookup_copies_are_judged_and_counted(
+    oracle: Oracle, alone: Client, k: int, mode: str
+) -> None:
     """test_losslessness.py of the simulation has their distribution; here are greedy tokens."""
     prompt = repeating(oracle)
     wanted = {"num_speculative_tokens": k, "acceptance": mode, "prompt_lookup": True}
@@ -59,7 +59,7 @@ def test_copies_are_judged_and_counted(oracle: Oracle, alone: Client, k: int, mo
     assert len(generated(alone, prompt, 1.0, **wanted).token_ids) == NEW_TOKENS
 
 
-def test_a_seed_s_tokens_are_the_same_in_coupled_mode(oracle: Oracle, client: Client) -> None:
+def test_coupled_tokens_do_not_depend_on_prompt_lookup(oracle: Oracle, client: Client) -> None:
     prompt = repeating(oracle)
     results = [
         generated(client, prompt, 1.0, num_speculative_tokens=k, prompt_lookup=lookup)
@@ -69,7 +69,7 @@ def test_a_seed_s_tokens_are_the_same_in_coupled_mode(oracle: Oracle, client: Cl
     assert results[0].speculative_decoding.num_prompt_lookups == 0, "K = 0 is plain decoding"
 
 
-def test_a_word_that_is_no_truth_value_is_refused(client: Client) -> None:
+def test_a_non_boolean_prompt_lookup_is_refused(client: Client) -> None:
     with pytest.raises(InvalidArgumentError, match="prompt_lookup"):
         client.generate("a", {"max_tokens": 1}, speculation={"prompt_lookup": "yes"}, timeout=HANG)
     with pytest.raises(InvalidArgumentError, match="prompt_lookup"):

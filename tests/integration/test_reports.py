@@ -50,7 +50,7 @@ def log_probabilities(oracle: Oracle, prompt: Ids, tokens: Sequence[int]) -> tor
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("k", KS)
-def test_logprobs_are_those_of_transformers(oracle: Oracle, client: Client, k: int, mode: str) -> None:
+def test_logprobs_equal_transformers(oracle: Oracle, client: Client, k: int, mode: str) -> None:
     """Also where the request reshapes the distribution: they are of the model's own."""
     prompt = oracle.encode(SOURCE)[:60]
     result = generate(
@@ -92,7 +92,7 @@ def test_logprobs_are_clipped_with_the_tokens(oracle: Oracle, client: Client) ->
     ]
 
 
-def test_streamed_logprobs_go_with_their_tokens(oracle: Oracle, client: Client) -> None:
+def test_streamed_logprobs_match_their_tokens(oracle: Oracle, client: Client) -> None:
     prompt = oracle.encode(SOURCE)[:60]
     with client.stream(prompt, {"max_tokens": 24, "seed": 5, "logprobs": 3}, timeout=HANG) as stream:
         chunks = list(stream)
@@ -104,9 +104,7 @@ def test_streamed_logprobs_go_with_their_tokens(oracle: Oracle, client: Client) 
 
 @pytest.mark.parametrize("length", [1, 2, 60, SCORED_ROWS + 1, 450])
 @pytest.mark.parametrize("k", KS)
-def test_prompt_logprobs_are_those_of_transformers(
-    oracle: Oracle, client: Client, k: int, length: int
-) -> None:
+def test_prompt_logprobs_equal_transformers(oracle: Oracle, client: Client, k: int, length: int) -> None:
     """Around the border of a scored chunk, and over several chunks."""
     prompt = oracle.encode(SOURCE)[:length]
     assert len(prompt) == length
@@ -123,7 +121,7 @@ def test_prompt_logprobs_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_echo_puts_the_prompt_in_front(client: Client, text: str) -> None:
+def test_echo_puts_the_prompt_before_the_text(client: Client, text: str) -> None:
     plain, echoed = generate(client, text, 3), generate(client, text, 3, echo=True)
     assert echoed.text == text + plain.text
     assert echoed.token_ids == plain.token_ids
@@ -131,13 +129,13 @@ def test_echo_puts_the_prompt_in_front(client: Client, text: str) -> None:
     assert plain.prompt_token_ids is None
 
 
-def test_echo_of_token_ids(oracle: Oracle, client: Client) -> None:
+def test_echo_decodes_a_prompt_of_token_ids(oracle: Oracle, client: Client) -> None:
     prompt = oracle.encode(SOURCE)[:20]
     assert generate(client, prompt, 3, echo=True).text.startswith(oracle.decode(prompt))
 
 
 @pytest.mark.parametrize("k", KS)
-def test_n_completions_are_n_requests(oracle: Oracle, client: Client, k: int) -> None:
+def test_n_completions_equal_n_requests(oracle: Oracle, client: Client, k: int) -> None:
     prompt = oracle.encode(SOURCE)[:40]
     result = generate(client, prompt, k, n=4, logprobs=1)
     assert [output.choice for output in result.outputs] == [0, 1, 2, 3]
@@ -157,14 +155,14 @@ def test_n_completions_are_n_requests(oracle: Oracle, client: Client, k: int) ->
     assert len(json.loads(json.dumps(result.to_dict()))["outputs"]) == 4
 
 
-def test_n_and_seed_drawn_by_the_server(client: Client) -> None:
+def test_a_seed_drawn_by_the_server_repeats_all_choices(client: Client) -> None:
     result = client.generate("def ", {"n": 3, "max_tokens": 8}, timeout=HANG)
     assert len({output.seed for output in result.outputs}) == 3
     again = client.generate("def ", {"n": 3, "max_tokens": 8, "seed": result.seed}, timeout=HANG)
     assert [o.token_ids for o in again.outputs] == [o.token_ids for o in result.outputs]
 
 
-def test_streams_of_several_choices(oracle: Oracle, client: Client) -> None:
+def test_a_stream_of_several_choices_has_all_reports(oracle: Oracle, client: Client) -> None:
     sampling = {"n": 3, "max_tokens": 16, "seed": 5, "echo": True, "prompt_logprobs": 1}
     with client.stream("def main(", sampling, timeout=HANG) as stream:
         chunks = list(stream)
@@ -183,7 +181,7 @@ def test_streams_of_several_choices(oracle: Oracle, client: Client) -> None:
     assert (None, *told) == result.prompt_logprobs
 
 
-def test_dropping_a_stream_of_several_choices_frees_all(stack: Any) -> None:
+def test_closing_a_stream_of_several_choices_frees_all(stack: Any) -> None:
     finished = stack.num_finished()
     stream = stack.client.stream("x", {"n": 5, "max_tokens": 1500, "ignore_eos": True}, timeout=HANG)
     next(stream)
@@ -191,7 +189,7 @@ def test_dropping_a_stream_of_several_choices_frees_all(stack: Any) -> None:
     stack.check_cut_short(finished)
 
 
-def test_n_up_to_its_bound_is_served(stack: Any) -> None:
+def test_the_largest_n_is_served(stack: Any) -> None:
     sampling = {"n": limits.MAX_N, "max_tokens": 2, "temperature": 1.0, "seed": 1}
     result = stack.client.generate([5, 6, 7], sampling, timeout=HANG)
     assert len(result.outputs) == limits.MAX_N

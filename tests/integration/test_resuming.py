@@ -117,7 +117,7 @@ def check_same(chunks: Sequence[GenerationChunk], result: GenerationResult, whol
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_held_request_goes_on_where_it_was(stack: RunningStack, case: str) -> None:
+def test_a_held_request_resumes_where_it_was(stack: RunningStack, case: str) -> None:
     whole = stack.client.generate(PROMPT, CASES[case], speculation=K, timeout=HANG)
     chunks, result, resumes = read_with_cuts(stack.address, CASES[case])
     check_same(chunks, result, whole)
@@ -130,7 +130,7 @@ def test_a_held_request_goes_on_where_it_was(stack: RunningStack, case: str) -> 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_request_that_is_not_held_is_opened_again(
+def test_a_request_no_longer_held_is_reopened(
     stack: RunningStack, forgetful: OwnCoordinator, case: str
 ) -> None:
     whole = stack.client.generate(PROMPT, CASES[case], speculation=K, timeout=HANG)
@@ -140,7 +140,7 @@ def test_a_request_that_is_not_held_is_opened_again(
     stack.check_pools_whole()
 
 
-async def test_the_async_client_resumes_as_well(stack: RunningStack) -> None:
+async def test_the_async_client_resumes_too(stack: RunningStack) -> None:
     whole = stack.client.generate(PROMPT, COUPLED, speculation=K, timeout=HANG)
     with CuttingProxy(stack.address, limits()) as proxy:
         async with AsyncClient(proxy.address, resume_seconds=HANG) as client:
@@ -151,7 +151,7 @@ async def test_the_async_client_resumes_as_well(stack: RunningStack) -> None:
             assert stream.num_resumes >= 2
 
 
-def test_a_seed_that_the_server_drew_is_kept(stack: RunningStack, forgetful: OwnCoordinator) -> None:
+def test_a_resumed_request_keeps_the_servers_seed(stack: RunningStack, forgetful: OwnCoordinator) -> None:
     sampling = {**COUPLED, "seed": None}
     _, result, resumes = read_with_cuts(forgetful.address, sampling)
     assert resumes > 0
@@ -160,7 +160,7 @@ def test_a_seed_that_the_server_drew_is_kept(stack: RunningStack, forgetful: Own
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_other_modes_go_on_too(stack: RunningStack, forgetful: OwnCoordinator, mode: str) -> None:
+def test_ratio_modes_resume_too(stack: RunningStack, forgetful: OwnCoordinator, mode: str) -> None:
     """Held they are the same run; opened again they are another draw of the same distribution."""
     for address in (stack.address, forgetful.address):
         chunks, result, resumes = read_with_cuts(address, COUPLED, acceptance=mode)
@@ -197,7 +197,7 @@ def play(address: str, request: pb.GenerateRequest) -> tuple[tuple[int, ...], st
 
 
 @pytest.mark.parametrize("extra", [{}, {"include_stop_str_in_output": True}], ids=["cut", "kept"])
-def test_every_border_of_a_text_with_a_stop_string(
+def test_resuming_works_at_every_border_of_a_stop_string(
     stack: RunningStack, forgetful: OwnCoordinator, extra: Mapping[str, Any]
 ) -> None:
     """Wherever the client was cut, also inside the stop string and after the last token."""
@@ -231,7 +231,7 @@ def refusal(address: str, request: pb.GenerateRequest) -> PacelineError:
     return from_rpc_error(caught.value)
 
 
-def test_what_cannot_be_resumed_is_refused(stack: RunningStack, forgetful: OwnCoordinator) -> None:
+def test_an_impossible_resumption_is_refused(stack: RunningStack, forgetful: OwnCoordinator) -> None:
     address = forgetful.address
     without_tokens = resumption(COUPLED, (5, 6), "r")
     del without_tokens.received[:]
@@ -291,9 +291,7 @@ def begin(address: str, name: str, sampling: Mapping[str, Any] = LONG) -> tuple[
     return channel, call
 
 
-def test_a_client_that_never_comes_back_frees_everything_in_time(
-    stack: RunningStack, hasty: OwnCoordinator
-) -> None:
+def test_a_client_that_never_returns_frees_everything(stack: RunningStack, hasty: OwnCoordinator) -> None:
     finished = hasty.client.status().coordinator.finished_requests
     channel, _ = begin(hasty.address, "gone")
     assert running(hasty.client) == 1
@@ -303,7 +301,7 @@ def test_a_client_that_never_comes_back_frees_everything_in_time(
     stack.check_pools_whole()
 
 
-def test_a_held_request_pauses_at_the_bound(stack: RunningStack, http: Http) -> None:
+def test_a_held_request_pauses_at_the_unread_bound(stack: RunningStack, http: Http) -> None:
     """Nobody reads it: it neither runs to its end nor ends, until it is cancelled by name."""
 
     def generated() -> float:
@@ -337,7 +335,7 @@ def test_a_held_request_pauses_at_the_bound(stack: RunningStack, http: Http) -> 
     stack.check_pools_whole()
 
 
-def test_cancelling_by_name_ends_a_stream_that_is_read(stack: RunningStack) -> None:
+def test_cancelling_by_id_ends_a_stream_being_read(stack: RunningStack) -> None:
     channel, call = begin(stack.address, "read")
     with stack.stub() as stub:
         stub.Cancel(pb.CancelRequest(request_id="read"), timeout=HANG)
@@ -348,7 +346,7 @@ def test_cancelling_by_name_ends_a_stream_that_is_read(stack: RunningStack) -> N
     stack.check_pools_whole()
 
 
-def test_a_stream_can_be_taken_over_while_it_is_read(stack: RunningStack) -> None:
+def test_a_stream_being_read_can_be_taken_over(stack: RunningStack) -> None:
     """The client knows of the loss before the server does: it need not wait for it."""
     channel, call = begin(stack.address, "taken", SHORTER)
     request = generate_request(PROMPT, SHORTER, K, "taken")
@@ -374,7 +372,7 @@ def test_a_deadline_ends_a_resumable_request_at_once(stack: RunningStack) -> Non
     stack.check_pools_whole()
 
 
-def test_a_budget_that_is_spent_names_the_last_index(
+def test_an_exhausted_resume_budget_names_the_last_index(
     stack: RunningStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync_client, "CANCEL_SECONDS", HANG)
@@ -396,7 +394,7 @@ def test_a_budget_that_is_spent_names_the_last_index(
     stack.check_pools_whole()
 
 
-def test_a_client_that_does_not_read_is_cut_and_goes_on_when_it_reads(
+def test_a_cut_reader_resumes_when_it_reads_again(
     stack: RunningStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its blocks are free meanwhile. With a small window, and messages that fill the buffers between."""

@@ -68,7 +68,7 @@ def plain_draft(stack: RunningStack) -> Iterator[str]:
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["plain", "looking ahead"])
 @pytest.mark.parametrize("seed", mostly_full(range(3), count=1))
-def test_draft_truncates_to_what_agrees(
+def test_draft_truncates_to_the_agreed_tokens(
     stack: RunningStack, plain_draft: str, oracle: Oracle, seed: int, ahead: bool
 ) -> None:
     """After every verdict, kind or cruel, the draft proposes what one with a fresh cache proposes."""
@@ -103,7 +103,7 @@ def test_draft_truncates_to_what_agrees(
         until(lambda: line.used_blocks() == 0, "free blocks after the end")
 
 
-def test_continuations_are_what_a_later_round_would_propose(stack: RunningStack, oracle: Oracle) -> None:
+def test_continuations_equal_a_later_rounds_proposal(stack: RunningStack, oracle: Oracle) -> None:
     """Drafting ahead may change when a token comes, never which: a fresh cache proposes the same."""
     prompt = oracle.encode(SOURCE)[:37]
     samplings: list[dict[str, Any]] = [{}, {"temperature": 0.9, "top_p": 0.95, "seed": 4}]
@@ -123,7 +123,7 @@ def test_continuations_are_what_a_later_round_would_propose(stack: RunningStack,
         until(lambda: line.used_blocks() == 0, "free blocks after the end")
 
 
-def test_draft_follows_a_ledger_that_goes_back(stack: RunningStack, oracle: Oracle) -> None:
+def test_draft_follows_a_shortened_ledger(stack: RunningStack, oracle: Oracle) -> None:
     """Positions are absolute: a shorter ledger with another end is obeyed like any other."""
     prompt = list(oracle.encode(SOURCE)[:50])
     with Line(stack.stack.address_of("draft"), "draft") as line:
@@ -212,7 +212,7 @@ def test_every_round_of_the_service_keeps_the_invariants(stack: RunningStack, or
     stack.check_pools_whole()
 
 
-def test_a_number_is_kept_to_and_shortened_in_the_last_rounds_only(
+def test_a_fixed_k_is_shortened_in_the_last_rounds_only(
     stack: RunningStack, plain_draft: str, oracle: Oracle
 ) -> None:
     """K or what is of use of it: the target adds a token of its own to every proposal."""

@@ -130,7 +130,7 @@ def counts_of(probabilities: Sequence[float], seed: int) -> dict[Hashable, int]:
     return {token: int(n) for token, n in enumerate(draws) if n}
 
 
-def test_the_chi_square_test_tells_a_draft_from_its_target() -> None:
+def test_the_chi_square_test_tells_draft_from_target() -> None:
     """It accepts the right distribution and refuses one that is 5 percent off in total variation."""
     p = np.array([0.4, 0.25, 0.15, 0.1, 0.05, 0.03, 0.015, 0.004, 0.001])
     shift = np.array([-0.05, 0, 0, 0.05, 0, 0, 0, 0, 0])

@@ -183,7 +183,7 @@ def disagreements(
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", CASES)
-def test_plain_decoding_with_transformers_processors(
+def test_plain_decoding_equals_transformers_processors(
     setting: Setting, client: Client, name: str, sampled: bool
 ) -> None:
     make, processors = CASES[name]
@@ -196,7 +196,7 @@ def test_plain_decoding_with_transformers_processors(
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("temperature", "top_p")])
-def test_each_parameter_has_an_effect(setting: Setting, client: Client, name: str) -> None:
+def test_each_parameter_changes_the_output(setting: Setting, client: Client, name: str) -> None:
     """Otherwise the test above would pass for a parameter that is ignored."""
     make, _ = CASES[name]
     with_it = generate(client, setting.prompt, make(setting), 3)

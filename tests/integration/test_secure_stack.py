@@ -123,7 +123,7 @@ def secure(pair_paths: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 # ---- it works -------------------------------------------------------------------------------------
 
 
-def test_both_faces_serve_who_has_certificate_and_key(secure: Secure) -> None:
+def test_clients_with_certificate_and_key_are_served(secure: Secure) -> None:
     with secure.client() as client, secure.openai() as web:
         # A service that is to choose K may well not draft in its first dozen rounds.
         drafts = SpeculationParams(num_speculative_tokens=2, prompt_lookup=False)
@@ -138,7 +138,7 @@ def test_both_faces_serve_who_has_certificate_and_key(secure: Secure) -> None:
     assert want.text == got.choices[0].text == streamed
 
 
-def test_the_command_line(
+def test_the_command_line_works_with_tls(
     secure: Secure, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = secure.certificates.tls("client")
@@ -161,7 +161,7 @@ def test_the_command_line(
     assert "--tls-key: is required" in capsys.readouterr().err
 
 
-def test_a_worker_answers_its_own_health_check(secure: Secure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_passes_its_own_health_check(secure: Secure, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container: the settings of the server are those of the check."""
     own = secure.certificates.tls("target")
     for name, value in (("CA", own.ca), ("CERTIFICATE", own.certificate), ("KEY", own.key)):
@@ -173,7 +173,7 @@ def test_a_worker_answers_its_own_health_check(secure: Secure, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", [None, "pl-wrong"])
-def test_without_a_valid_key_both_faces_refuse(name: str | None, secure: Secure) -> None:
+def test_a_call_without_a_valid_key_is_refused(name: str | None, secure: Secure) -> None:
     with secure.client(name) as client, pytest.raises(UnauthenticatedError) as failure:
         client.generate(PROMPT, SAMPLING, timeout=HANG)
     says_nothing(failure.value.message, "pl-wrong", "alice")
@@ -187,7 +187,7 @@ def test_without_a_valid_key_both_faces_refuse(name: str | None, secure: Secure)
 # ---- wrong certificate ----------------------------------------------------------------------------
 
 
-def test_without_a_certificate_there_is_no_connection(secure: Secure, tmp_path: Path) -> None:
+def test_a_client_without_a_certificate_is_refused(secure: Secure, tmp_path: Path) -> None:
     strangers = Certificates.made(tmp_path / "strangers")
     for tls in (None, Tls(ca=secure.certificates.ca), strangers.tls("client", ca=secure.certificates.ca)):
         with Client(secure.stack.address, tls=tls, api_key=secure.tokens["alice"]) as client:
@@ -214,7 +214,7 @@ REFUSALS = (None, "TLSV1_ALERT_PROTOCOL_VERSION", "UNEXPECTED_EOF_WHILE_READING"
 
 
 @pytest.mark.parametrize("port", ["gRPC", "HTTP", "target", "draft"])
-def test_no_port_speaks_a_tls_older_than_1_2(secure: Secure, port: str) -> None:
+def test_ports_refuse_tls_older_than_1_2(secure: Secure, port: str) -> None:
     own = secure.stack
     address = {"gRPC": own.address, "HTTP": own.http_address}.get(port) or own.address_of(port)
 
@@ -236,7 +236,7 @@ def test_no_port_speaks_a_tls_older_than_1_2(secure: Secure, port: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_a_worker_may_not_ask_for_generations(role: str, secure: Secure) -> None:
+def test_a_worker_may_not_request_generations(role: str, secure: Secure) -> None:
     with secure.client(role=role) as client:
         for call in (client.status, client.models, lambda: client.generate(PROMPT, SAMPLING)):
             with pytest.raises(PermissionDeniedError) as failure:
@@ -278,7 +278,7 @@ def test_a_worker_may_not_open_another_workers_stream(secure: Secure) -> None:
 # ---- too many -------------------------------------------------------------------------------------
 
 
-def test_a_keys_rate_is_one_for_both_faces(secure: Secure) -> None:
+def test_a_keys_rate_covers_grpc_and_http(secure: Secure) -> None:
     with secure.client("slow") as client, secure.openai("slow") as web:
         client.models()
         web.models.list()
@@ -294,7 +294,7 @@ def test_a_keys_rate_is_one_for_both_faces(secure: Secure) -> None:
         other.models()
 
 
-def test_a_keys_sequences_are_counted_over_both_faces(secure: Secure) -> None:
+def test_a_keys_sequence_limit_covers_grpc_and_http(secure: Secure) -> None:
     with secure.client("single") as client, secure.openai("single") as web:
         model = web.models.list().data[0].id
 
@@ -326,7 +326,7 @@ def test_a_keys_sequences_are_counted_over_both_faces(secure: Secure) -> None:
 # ---- keys come and go -----------------------------------------------------------------------------
 
 
-def test_a_key_is_taken_back_while_the_server_runs(
+def test_a_key_can_be_revoked_while_the_server_runs(
     secure: Secure, capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = made_key(capsys, secure.file, "newcomer", "--max-sequences", "2")
@@ -366,7 +366,7 @@ def test_a_key_is_taken_back_while_the_server_runs(
 # ---- what was computed for one key ------------------------------------------------------------------
 
 
-def test_a_key_finds_nothing_in_the_cache_of_what_another_asked_for(secure: Secure) -> None:
+def test_keys_do_not_share_the_prefix_cache(secure: Secure) -> None:
     """Same prompt, same salt: the time to the first token says nothing of others' prompts."""
     prompt = list(range(5, 105))
     with secure.client("alice") as alice, secure.client("other") as other:
@@ -390,7 +390,7 @@ def test_a_key_finds_nothing_in_the_cache_of_what_another_asked_for(secure: Secu
 # ---- a coordinator's own bounds -------------------------------------------------------------------
 
 
-def test_a_request_that_is_too_old_ends_and_frees_what_it_held(secure: Secure, pair_paths: Pair) -> None:
+def test_a_too_old_request_ends_and_frees_its_memory(secure: Secure, pair_paths: Pair) -> None:
     mine = secure.certificates.tls("coordinator")
     workers = {
         "worker_tls_certificate": mine.certificate,

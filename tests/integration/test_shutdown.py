@@ -89,7 +89,7 @@ async def _set(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def test_a_running_call_is_finished_before_the_process_ends() -> None:
+async def test_a_running_call_finishes_before_the_process_ends() -> None:
     slow = Slow()
     server, serving = await serve(slow, lambda: _set(slow.may_end))
     async with grpc.aio.insecure_channel(server.address) as channel:
@@ -103,7 +103,7 @@ async def test_a_running_call_is_finished_before_the_process_ends() -> None:
     await asyncio.wait_for(serving, HANG)
 
 
-async def test_calls_that_outlast_the_draining_are_told_and_end() -> None:
+async def test_calls_longer_than_the_drain_end_with_an_error() -> None:
     slow = Slow()
 
     async def drain() -> None:
@@ -118,7 +118,7 @@ async def test_calls_that_outlast_the_draining_are_told_and_end() -> None:
         await serving
 
 
-async def test_calls_that_ignore_the_end_of_the_draining_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_that_ignore_the_drains_end_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.1)
     server, serving = await serve(Slow())
     async with grpc.aio.insecure_channel(server.address) as channel:
@@ -130,7 +130,7 @@ async def test_calls_that_ignore_the_end_of_the_draining_are_cut(monkeypatch: py
         await serving
 
 
-async def test_new_calls_are_refused_until_the_old_have_ended() -> None:
+async def test_new_calls_are_refused_while_draining() -> None:
     """With UNAVAILABLE and our details, on the connection that is there; health goes on answering."""
     slow, draining, may_drain = Slow(), asyncio.Event(), asyncio.Event()
 
@@ -164,7 +164,7 @@ async def test_new_calls_are_refused_until_the_old_have_ended() -> None:
         await asyncio.wait_for(serving, HANG)
 
 
-async def test_a_worker_whose_engine_died_hangs_up_at_once() -> None:
+async def test_a_worker_with_a_dead_engine_hangs_up_at_once() -> None:
     """Its coordinator must not wait for the draining of a worker that can do nothing."""
     server, serving = await serve(Slow())
     async with grpc.aio.insecure_channel(server.address) as channel:
@@ -191,7 +191,7 @@ def piped(program: str, how: str) -> Iterator[tuple[subprocess.Popen[str], IO[st
 
 
 @pytest.mark.parametrize("when", ["with its parent", "by itself"])
-def test_a_child_ends_with_the_pipe_of_its_parent_if_it_is_to(when: str) -> None:
+def test_a_child_may_end_with_its_parents_pipe(when: str) -> None:
     """However a supervisor ends, its end of the pipe is closed then."""
     with piped(CHILD, when) as (child, pipe, output):
         assert json.loads(output.readline())["event"] == "ready"
@@ -205,7 +205,7 @@ def test_a_child_ends_with_the_pipe_of_its_parent_if_it_is_to(when: str) -> None
 
 
 @pytest.mark.parametrize("how", ["worker", "coordinator"])
-def test_a_process_that_is_still_loading_ends_with_its_parent(how: str) -> None:
+def test_a_loading_process_ends_with_its_parent(how: str) -> None:
     """Loading may take minutes, and what is loaded keeps a device's memory.
 
     Once: a coordinator that fetched its tokenizer outlived its supervisor, and bound its ports in the end.

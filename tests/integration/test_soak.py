@@ -79,7 +79,7 @@ def resident_bytes(pid: int) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
-def test_sixty_four_streams_of_all_kinds(deterministic: RunningStack, oracle: Oracle) -> None:
+def test_64_mixed_streams_run_for_long_without_leaks(deterministic: RunningStack, oracle: Oracle) -> None:
     stack = deterministic
     wanted = kinds(oracle)
     alone = [kind.run(stack) for kind in wanted]

@@ -34,7 +34,7 @@ def check_report(result: GenerationResult, k: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["coupled", "rejection", "block"])
-def test_speculative_e2e(oracle: Oracle, client: Client, mode: str) -> None:
+def test_sampled_speculation_is_coherent_and_reported(oracle: Oracle, client: Client, mode: str) -> None:
     """Sampling through three processes: the target's own text, and the acceptance rate reported."""
     prompt = oracle.encode(SOURCE)[:60]
     surprise = entropy = drafted = 0.0
@@ -59,7 +59,7 @@ def test_speculative_e2e(oracle: Oracle, client: Client, mode: str) -> None:
     assert surprise / 192 == pytest.approx(entropy / 192, abs=0.5)
 
 
-def test_acceptance_is_reported_where_draft_and_target_agree(oracle: Oracle, client: Client) -> None:
+def test_acceptance_is_reported_for_an_agreeing_draft(oracle: Oracle, client: Client) -> None:
     result = client.generate(
         oracle.encode(SOURCE)[:60],
         {"temperature": 0, "max_tokens": 64, "ignore_eos": True},
@@ -89,7 +89,9 @@ def mixed_requests(oracle: Oracle) -> list[tuple[Any, dict[str, Any], dict[str, 
     return requests
 
 
-def test_speculative_with_continuous_batching(stack: RunningStack, oracle: Oracle, client: Client) -> None:
+def test_concurrent_requests_get_the_tokens_they_get_alone(
+    stack: RunningStack, oracle: Oracle, client: Client
+) -> None:
     """All at once, each with the tokens it has alone; sequences join and leave while others run."""
     requests = mixed_requests(oracle)
 
@@ -115,7 +117,7 @@ def test_speculative_with_continuous_batching(stack: RunningStack, oracle: Oracl
     stack.check_pools_whole()
 
 
-def test_ratio_modes_repeat_themselves(oracle: Oracle, client: Client) -> None:
+def test_ratio_modes_are_reproducible_by_seed(oracle: Oracle, client: Client) -> None:
     """A seed fixes the tokens of rejection and block mode too, for one K and one draft."""
     prompt = oracle.encode(SOURCE)[:50]
     for mode in ("rejection", "block"):

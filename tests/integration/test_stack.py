@@ -68,7 +68,7 @@ def test_the_stack_generates(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("role", ["draft", "target", "coordinator"])
-def test_each_process_comes_back_where_it_was_and_gives_the_same_tokens(stack: Stack, role: str) -> None:
+def test_a_restarted_process_keeps_its_address_and_tokens(stack: Stack, role: str) -> None:
     address = stack.address_of(role)
     with Client(stack.address) as client:
         before = client.generate("def", SAMPLING, speculation=DRAFTS)
@@ -89,7 +89,7 @@ def test_each_process_comes_back_where_it_was_and_gives_the_same_tokens(stack: S
     assert after.speculative_decoding.num_draft_tokens > 0
 
 
-def test_different_vocabularies_are_refused_before_anything_starts(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_different_vocabularies_prevent_the_start(tiny_pair: Pair, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_pair.draft, other)
     file = other / "tokenizer.json"
@@ -111,14 +111,14 @@ def test_an_unreadable_tokenizer_is_named(tiny_pair: Pair, tmp_path: Path) -> No
             pytest.fail("it must not start")
 
 
-def test_a_port_in_use_ends_the_start_with_its_message(tiny_pair: Pair, stack: Stack) -> None:
+def test_an_occupied_port_ends_the_start_with_a_message(tiny_pair: Pair, stack: Stack) -> None:
     taken = int(stack.address.rpartition(":")[2])
     with pytest.raises(InvalidArgumentError, match=f"^port: .*{taken} is in use"):  # noqa: SIM117
         with serve_stack(config(tiny_pair, draft_model=None, port=taken), sink=discard):
             pytest.fail("it must not start")
 
 
-def test_without_a_draft_every_token_is_the_target_s(tiny_pair: Pair, stack: Stack) -> None:
+def test_without_a_draft_every_token_is_the_targets(tiny_pair: Pair, stack: Stack) -> None:
     with serve_stack(config(tiny_pair, draft_model=None), sink=discard) as plain:
         assert plain.roles == ("target", "coordinator")
         with Client(plain.address) as client, Client(stack.address) as speculative:
@@ -150,14 +150,14 @@ def test_without_a_draft_every_token_is_the_target_s(tiny_pair: Pair, stack: Sta
         ("local_sockets", {"local_sockets": True, "certificates": "folder"}),
     ],
 )
-def test_a_configuration_that_cannot_be_honoured_is_refused(field: str, values: dict[str, Any]) -> None:
+def test_an_invalid_stack_configuration_is_refused(field: str, values: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         StackConfig(**values)
     assert refused.value.field == field
 
 
 @pytest.mark.parametrize(("cores", "branches", "sequences"), [(1, 0, 1), (2, 8, 1), (3, 8, 256)])
-def test_a_draft_drafts_ahead_where_there_is_time_to_fill(
+def test_a_draft_drafts_ahead_when_cores_are_free(
     monkeypatch: pytest.MonkeyPatch, cores: int, branches: int, sequences: int
 ) -> None:
     monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: tuple(range(cores)))

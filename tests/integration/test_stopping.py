@@ -51,7 +51,7 @@ def stop_across_a_border(oracle: Oracle, prompt: Ids, free: GenerationResult) ->
 
 @pytest.mark.parametrize("k", KS)
 @pytest.mark.parametrize("include", [False, True])
-def test_stop_string_across_token_borders(
+def test_a_stop_string_across_token_borders_ends_the_text(
     oracle: Oracle, client: Client, prompt: Ids, free: GenerationResult, k: int, include: bool
 ) -> None:
     stop, count = stop_across_a_border(oracle, prompt, free)
@@ -64,7 +64,7 @@ def test_stop_string_across_token_borders(
 
 
 @pytest.mark.parametrize("k", KS)
-def test_stop_string_that_almost_comes_is_text(
+def test_an_incomplete_stop_string_is_shown_as_text(
     client: Client, prompt: Ids, free: GenerationResult, k: int
 ) -> None:
     """Text that is held back as the possible beginning of a stop string is shown in the end."""
@@ -91,7 +91,9 @@ def test_chunks_never_show_a_part_of_a_stop_string(
 
 @pytest.mark.parametrize("k", KS)
 @pytest.mark.parametrize("at", [0, 1, 7, 20])
-def test_stop_token_ids(client: Client, prompt: Ids, free: GenerationResult, k: int, at: int) -> None:
+def test_stop_token_ids_end_the_sequence(
+    client: Client, prompt: Ids, free: GenerationResult, k: int, at: int
+) -> None:
     token = free.token_ids[at]
     first = free.token_ids.index(token)
     result = generate(client, prompt, k, stop_token_ids=[token])
@@ -110,7 +112,9 @@ def test_max_tokens_is_exact(client: Client, prompt: Ids, free: GenerationResult
 
 
 @pytest.mark.parametrize("k", KS)
-def test_ignore_eos_and_min_tokens_are_generates(oracle: Oracle, client: Client, prompt: Ids, k: int) -> None:
+def test_ignore_eos_and_min_tokens_equal_generate(
+    oracle: Oracle, client: Client, prompt: Ids, k: int
+) -> None:
     """`min_tokens` masks what would end the sequence, as transformers' min_new_tokens does."""
     (eos,) = oracle.eos_token_ids
     bias = ((eos, 100.0),)

@@ -88,7 +88,7 @@ def check(name: str, result: GenerationResult, eos: int) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_every_k_gives_the_same_valid_tokens(
+def test_structured_tokens_are_valid_and_equal_for_every_k(
     client: Client, oracle: Oracle, prompt: Ids, name: str, sampling: str
 ) -> None:
     (eos,) = oracle.eos_token_ids
@@ -110,7 +110,7 @@ def test_forced_texts_are_drafted_and_foreseen(client: Client, prompt: Ids) -> N
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_the_ratio_modes_are_valid_as_well(
+def test_ratio_modes_give_valid_structures(
     client: Client, oracle: Oracle, prompt: Ids, name: str, mode: str
 ) -> None:
     (eos,) = oracle.eos_token_ids
@@ -118,7 +118,7 @@ def test_the_ratio_modes_are_valid_as_well(
         check(name, generate(client, prompt, name, 3, acceptance=mode, seed=seed), eos)
 
 
-def test_any_json_object(client: Client, prompt: Ids) -> None:
+def test_json_object_gives_any_json_object(client: Client, prompt: Ids) -> None:
     structure = {"json_object": True, "disable_any_whitespace": True}
     for seed in range(4):
         sampling = {"max_tokens": 400, "seed": seed, "structured_outputs": structure}
@@ -129,7 +129,7 @@ def test_any_json_object(client: Client, prompt: Ids) -> None:
             assert result.text.startswith("{")
 
 
-def test_eight_at_once_among_unconstrained_ones(client: Client, oracle: Oracle, prompt: Ids) -> None:
+def test_structured_and_free_requests_run_together(client: Client, oracle: Oracle, prompt: Ids) -> None:
     (eos,) = oracle.eos_token_ids
     free = {"max_tokens": 60, "temperature": 1.0, "seed": 5, "ignore_eos": True}
 
@@ -156,25 +156,25 @@ def test_eight_at_once_among_unconstrained_ones(client: Client, oracle: Oracle, 
     assert constrained[8:] == [alone] * 4
 
 
-def test_several_completions_each_keep_to_it(client: Client, prompt: Ids) -> None:
+def test_every_completion_follows_the_structure(client: Client, prompt: Ids) -> None:
     result = generate(client, prompt, "regex", 3, n=4, seed=3, temperature=1.2)
     assert len({output.text for output in result.outputs}) > 1
     assert all(re.fullmatch(REGEX, output.text) for output in result.outputs)
 
 
-def test_min_tokens_gives_way_to_a_finished_text(client: Client, oracle: Oracle, prompt: Ids) -> None:
+def test_min_tokens_yields_to_a_finished_structure(client: Client, oracle: Oracle, prompt: Ids) -> None:
     (eos,) = oracle.eos_token_ids
     for k in (0, 4):
         check("choice", generate(client, prompt, "choice", k, temperature=0, min_tokens=100), eos)
 
 
-def test_what_is_cut_short_says_so(client: Client, prompt: Ids) -> None:
+def test_a_truncated_structure_ends_by_length(client: Client, prompt: Ids) -> None:
     result = generate(client, prompt, "json", 4, temperature=0, max_tokens=5)
     assert result.finish_reason == "length"
     assert result.text.startswith('{"name"')
 
 
-def test_log_probabilities_are_the_models_own(client: Client, prompt: Ids) -> None:
+def test_structured_log_probabilities_are_the_models_own(client: Client, prompt: Ids) -> None:
     """Raw, as always: those of a request without a structure, and finite."""
     free = client.generate(prompt, {"max_tokens": 1, "temperature": 0, "logprobs": 3}, timeout=HANG)
     result = generate(client, prompt, "choice", 3, temperature=0, logprobs=3)
@@ -199,7 +199,7 @@ def test_log_probabilities_are_the_models_own(client: Client, prompt: Ids) -> No
         ({"grammar": "start: nothing"}, "structured_outputs.grammar"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_and_the_server_goes_on(
+def test_an_unsupported_structure_is_refused(
     stack: RunningStack, prompt: Ids, structure: dict[str, Any], field: str
 ) -> None:
     sampling = {"max_tokens": 5, "structured_outputs": structure}
@@ -214,7 +214,7 @@ def test_what_cannot_be_followed_is_refused_and_the_server_goes_on(
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_the_command_line_takes_every_form(stack: RunningStack, tmp_path: Path, name: str) -> None:
+def test_the_command_line_accepts_every_structure(stack: RunningStack, tmp_path: Path, name: str) -> None:
     structure, valid = STRUCTURES[name]
     file = tmp_path / "structure"
     file.write_text(str(structure.json or structure.grammar))
@@ -231,7 +231,7 @@ def test_the_command_line_takes_every_form(stack: RunningStack, tmp_path: Path, 
     assert valid(output["text"])
 
 
-def test_the_command_line_names_what_is_wrong(stack: RunningStack, tmp_path: Path) -> None:
+def test_the_command_line_names_a_bad_structure(stack: RunningStack, tmp_path: Path) -> None:
     for options, word in (
         (["--regex", "("], "structured_outputs.regex"),
         (["--regex", "a", "--choice", "b"], "exactly one of"),
@@ -263,7 +263,7 @@ class Answer(BaseModel):
     inner: Inner
 
 
-def test_completions_take_both_forms(http: Http) -> None:
+def test_http_completions_accept_both_structure_forms(http: Http) -> None:
     given: dict[str, Any] = {"model": http.model, "prompt": "x = ", "max_tokens": 900, "seed": 3}
     by_schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     got = http.openai.completions.create(**given, extra_body={"response_format": by_schema})
@@ -275,7 +275,7 @@ def test_completions_take_both_forms(http: Http) -> None:
     assert chosen.choices[0].text in CHOICE
 
 
-def test_a_bad_schema_has_its_name_and_its_status(http: Http) -> None:
+def test_a_bad_schema_is_refused_by_field_and_status(http: Http) -> None:
     bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "thing"}}}
     with pytest.raises(openai.BadRequestError) as caught:
         http.openai.completions.create(model=http.model, prompt="x", extra_body={"response_format": bad})

@@ -85,7 +85,7 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def test_children_start_together_and_report_their_addresses(script: Path) -> None:
+def test_children_start_together_and_report_addresses(script: Path) -> None:
     log = Log()
     with Supervisor(sink=log) as supervisor:
         first, second = supervisor.start([spec(script, "a"), spec(script, "b")], HANG)
@@ -98,7 +98,7 @@ def test_children_start_together_and_report_their_addresses(script: Path) -> Non
     assert "[a] orphaned" not in log.lines
 
 
-def test_a_killed_child_comes_back_on_the_same_port(script: Path) -> None:
+def test_a_killed_child_restarts_on_the_same_port(script: Path) -> None:
     with Supervisor(sink=Log(), backoff=RestartBackoff(initial=0.01)) as supervisor:
         (before,) = supervisor.start([spec(script, "a")], HANG)
         for starts in (2, 3):
@@ -109,7 +109,7 @@ def test_a_killed_child_comes_back_on_the_same_port(script: Path) -> None:
             socket.create_connection(split_address(after.address), HANG).close()
 
 
-def test_a_child_that_fails_to_restart_is_tried_again(script: Path, tmp_path: Path) -> None:
+def test_a_child_that_fails_to_restart_is_retried(script: Path, tmp_path: Path) -> None:
     log = Log()
     with Supervisor(sink=log, backoff=RestartBackoff(initial=0.01)) as supervisor:
         supervisor.start([spec(script, "a", "--once", str(tmp_path / "count"))], HANG)
@@ -118,7 +118,7 @@ def test_a_child_that_fails_to_restart_is_tried_again(script: Path, tmp_path: Pa
     assert log.lines.count("[a] error: not yet") == 2
 
 
-def test_a_first_start_that_fails_ends_everything_with_its_message(script: Path) -> None:
+def test_a_failed_first_start_ends_everything(script: Path) -> None:
     log = Log()
     with Supervisor(sink=log) as supervisor:
         specs = [spec(script, "a"), spec(script, "b", "--say", "error: model: no such folder", "--exit", "2")]
@@ -136,7 +136,7 @@ def test_a_first_start_that_fails_ends_everything_with_its_message(script: Path)
         (("--say", "error: port: in use", "--exit", "1"), "a: port: in use", 1),
     ],
 )
-def test_how_a_first_start_failed_is_told(
+def test_a_failed_first_start_reports_message_and_code(
     script: Path, options: tuple[str, ...], message: str, exit_code: int
 ) -> None:
     with Supervisor(sink=Log()) as supervisor, pytest.raises(ChildFailedError) as failure:
@@ -157,9 +157,7 @@ def test_a_port_in_use_is_a_failed_start(script: Path) -> None:
             supervisor.start([child], HANG)
 
 
-def test_a_silent_child_fails_after_the_timeout_and_is_ended(
-    script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_child_is_killed_after_the_timeout(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and another may take its role."""
     processes, has_started, start = list[subprocess.Popen[str]](), threading.Event(), threading.Thread.start
 
@@ -185,7 +183,7 @@ def test_a_silent_child_fails_after_the_timeout_and_is_ended(
         assert supervisor.status("a") == status
 
 
-def test_a_child_comes_back_though_we_work_elsewhere(
+def test_a_child_restarts_though_the_working_folder_changed(
     script: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths on its command line may be relative; once they were so to wherever we were by then."""
@@ -201,12 +199,12 @@ def test_a_child_comes_back_though_we_work_elsewhere(
     assert not log.find("No such file")
 
 
-def test_a_child_whose_folder_is_gone_works_in_ours(script: Path, tmp_path: Path) -> None:
+def test_a_child_whose_folder_is_gone_uses_the_current_one(script: Path, tmp_path: Path) -> None:
     with Supervisor(sink=Log()) as supervisor:
         supervisor.start([replace(spec(script, "a"), folder=str(tmp_path / "gone"))], HANG)
 
 
-def test_a_folder_that_was_tidied_away_is_made_again(
+def test_a_removed_folder_is_made_again(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A socket of the child's is to be in it."""
@@ -254,7 +252,7 @@ def test_a_stopped_child_is_not_restarted(script: Path) -> None:
     assert supervisor.status("a").starts == 1
 
 
-def test_waiting_ends_with_a_clear_error(script: Path) -> None:
+def test_waiting_for_a_child_ends_with_a_clear_error(script: Path) -> None:
     with Supervisor(sink=Log()) as supervisor:
         supervisor.start([spec(script, "a")], HANG)
         with pytest.raises(DeadlineExceededError, match="condition not met"):
@@ -279,7 +277,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_no_orphan_is_left_when_the_supervisor_ends(script: Path, number: signal.Signals) -> None:
+def test_no_orphan_remains_when_the_supervisor_ends(script: Path, number: signal.Signals) -> None:
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(
             subprocess.Popen(
@@ -311,7 +309,7 @@ signal.pause()
 """
 
 
-def test_what_was_forked_of_the_supervisor_keeps_no_child_alive(script: Path) -> None:
+def test_a_forked_process_keeps_no_child_alive(script: Path) -> None:
     """Once: it held the ends of their pipes, as a pool of `multiprocessing` does, and all lived on."""
     command = [sys.executable, "-c", FORKED, str(script)]
     with contextlib.ExitStack() as stack:
@@ -326,7 +324,7 @@ def test_what_was_forked_of_the_supervisor_keeps_no_child_alive(script: Path) ->
         assert not has_ended(sleeper_end, 0.0)
 
 
-def test_backoff_grows_to_its_bound_and_forgets() -> None:
+def test_backoff_grows_to_its_bound_and_resets() -> None:
     backoff = RestartBackoff(initial=0.1, factor=2, maximum=1, healthy_after=30)
     assert [backoff.delay(n) for n in (1, 2, 3, 4, 5, 10_000)] == [0.1, 0.2, 0.4, 0.8, 1, 1]
     assert backoff.count(4, ready_seconds=29) == 5
@@ -360,7 +358,7 @@ HERE = "127.0.0.1:4312"
         ("", None),
     ],
 )
-def test_only_a_ready_line_is_an_announcement(line: str, addresses: tuple[str, str, str] | None) -> None:
+def test_only_a_ready_line_announces_addresses(line: str, addresses: tuple[str, str, str] | None) -> None:
     assert announced_addresses(line) == addresses
 
 

@@ -32,7 +32,7 @@ def switched(pair_paths: Pair) -> Iterator[RunningStack]:
 
 
 @pytest.mark.parametrize("role", SERVICES)
-def test_a_reflection_client_finds_services_methods_and_messages(switched: RunningStack, role: str) -> None:
+def test_reflection_lists_services_methods_and_messages(switched: RunningStack, role: str) -> None:
     service, methods = SERVICES[role]
     with channel_with_secret(switched.stack.address_of(role)) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
@@ -82,7 +82,7 @@ def _code_of_an_empty_call(channel: grpc.Channel, method: MethodDescriptor) -> g
     return grpc.StatusCode.OK
 
 
-def test_without_the_prefix_cache_nothing_is_looked_for(switched: RunningStack, oracle: Oracle) -> None:
+def test_without_prefix_cache_nothing_is_looked_up(switched: RunningStack, oracle: Oracle) -> None:
     prompt = oracle.encode(SOURCE * 3)[:300]
     for _ in range(2):
         switched.client.generate(prompt, {"max_tokens": 4}, timeout=HANG)

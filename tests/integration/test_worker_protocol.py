@@ -131,7 +131,7 @@ def result_of(event: Any) -> tuple[Ids, int]:
 
 
 @both
-def test_an_older_epoch_is_fenced_off(line: Line, tokens: Ids) -> None:
+def test_an_older_epoch_is_refused(line: Line, tokens: Ids) -> None:
     sequence = line.open(tokens, epoch=3)
     stale = next_round(sequence, epoch=2)
     assert isinstance(line.refused(stale), StaleEpochError)
@@ -172,7 +172,7 @@ def test_an_unknown_sequence_is_not_found(line: Line, tokens: Ids) -> None:
 
 
 @both
-def test_one_sequences_bad_command_leaves_the_others_of_its_frame_alone(line: Line, tokens: Ids) -> None:
+def test_a_bad_command_fails_only_its_sequence(line: Line, tokens: Ids) -> None:
     good, bad = line.open(tokens), line.open(tokens)
     wrong = next_round(bad, base_length=5000)
     events = [line.ask(wrong, next_round(good)), line.receive()]
@@ -265,7 +265,7 @@ BAD_ROUNDS: dict[str, tuple[str, Callable[[Any, int, int], VerifyRound]]] = {
 
 
 @pytest.mark.parametrize("name", BAD_ROUNDS)
-def test_rounds_that_cannot_be_honoured_name_the_field(line: Line, tokens: Ids, name: str) -> None:
+def test_invalid_rounds_are_refused_by_field(line: Line, tokens: Ids, name: str) -> None:
     info = line.info()
     sequence = line.open(tokens)
     field, make = BAD_ROUNDS[name]
@@ -277,7 +277,7 @@ def test_rounds_that_cannot_be_honoured_name_the_field(line: Line, tokens: Ids, 
 
 @pytest.mark.parametrize("line", ["draft"], indirect=True)
 @pytest.mark.parametrize("k", [0, limits.MAX_SPECULATIVE_TOKENS + 1, 2**31])
-def test_the_draft_refuses_a_number_of_tokens_outside_the_limit(line: Line, tokens: Ids, k: int) -> None:
+def test_the_draft_refuses_too_many_draft_tokens(line: Line, tokens: Ids, k: int) -> None:
     sequence = line.open(tokens)
     error = line.refused(sequence.draft(k))
     assert isinstance(error, InvalidArgumentError)
@@ -314,9 +314,7 @@ BAD_OPENINGS = {
 
 @both
 @pytest.mark.parametrize("name", BAD_OPENINGS)
-def test_a_sequence_that_no_pass_could_decide_is_refused_when_opened(
-    line: Line, tokens: Ids, name: str
-) -> None:
+def test_a_sequence_with_bad_parameters_is_refused(line: Line, tokens: Ids, name: str) -> None:
     """One sequence's bad parameters end that sequence and no other, least of all the worker."""
     field, ledger, sampling = BAD_OPENINGS[name]
     bystander = line.open(tokens)
@@ -340,7 +338,7 @@ def test_a_sequence_without_a_seed_is_refused(line: Line, tokens: Ids) -> None:
 
 
 @both
-def test_a_prompt_length_beyond_the_ledger_harms_nobody(line: Line, tokens: Ids) -> None:
+def test_a_prompt_length_beyond_the_ledger_does_no_harm(line: Line, tokens: Ids) -> None:
     """Penalties and min_tokens count from the prompt's end, wherever a coordinator says it is."""
     sampling = {"presence_penalty": 1.0, "min_tokens": 3, "max_tokens": 9}
     sequence = line.open(tokens)
@@ -352,9 +350,7 @@ def test_a_prompt_length_beyond_the_ledger_harms_nobody(line: Line, tokens: Ids)
     assert is_answer(line.ask(next_round(sequence)))
 
 
-def test_a_frame_the_worker_does_not_understand_ends_only_its_stream(
-    stack: RunningStack, tokens: Ids
-) -> None:
+def test_a_bad_frame_ends_only_its_stream(stack: RunningStack, tokens: Ids) -> None:
     address = stack.stack.address_of("target")
     with Line(address, "target") as other:
         kept = other.open(tokens)
@@ -386,9 +382,7 @@ def test_the_end_of_a_stream_frees_its_blocks(line: Line, stack: RunningStack, t
 
 
 @both
-def test_a_fenced_off_zombie_takes_nothing_from_the_owner(
-    line: Line, stack: RunningStack, tokens: Ids
-) -> None:
+def test_a_stale_stream_takes_nothing_from_the_owner(line: Line, stack: RunningStack, tokens: Ids) -> None:
     """Not its answers, and not its blocks when the zombie's stream ends."""
     sequence = line.open(tokens, epoch=2)
     assert is_answer(line.ask(next_round(sequence)))
@@ -403,9 +397,7 @@ def test_a_fenced_off_zombie_takes_nothing_from_the_owner(
 
 
 @both
-def test_a_sequence_moves_to_the_stream_that_opens_a_newer_epoch(
-    line: Line, stack: RunningStack, tokens: Ids
-) -> None:
+def test_a_newer_epoch_moves_the_sequence_to_its_stream(line: Line, stack: RunningStack, tokens: Ids) -> None:
     with Line(stack.stack.address_of(line.role), line.role) as first:
         sequence = first.open(tokens)
         assert is_answer(first.ask(next_round(sequence)))

@@ -28,12 +28,12 @@ def test_faults_change_no_token(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", mostly_full(chosen_seeds(60), count=20))
-def test_rounds_that_begin_ahead_of_the_verdict_change_no_token(seed: int) -> None:
+def test_rounds_begun_ahead_change_no_token(seed: int) -> None:
     run_and_check(foreseeing_world(seed), seed)
 
 
 @pytest.mark.parametrize(("num_drafts", "share"), [(1, 1 / 5), (0, 1 / 2)], ids=["drafted", "plain"])
-def test_rounds_do_begin_ahead_of_the_verdict(num_drafts: int, share: float) -> None:
+def test_many_rounds_begin_ahead(num_drafts: int, share: float) -> None:
     rounds = ahead = 0
     for seed in range(12):
         world = foreseeing_world(seed, num_drafts)
@@ -44,7 +44,7 @@ def test_rounds_do_begin_ahead_of_the_verdict(num_drafts: int, share: float) -> 
 
 
 @pytest.mark.parametrize("seed", mostly_full(chosen_seeds(40), count=12))
-def test_plain_rounds_that_begin_ahead_of_the_verdict_change_no_token(seed: int) -> None:
+def test_plain_rounds_begun_ahead_change_no_token(seed: int) -> None:
     run_and_check(foreseeing_world(seed, num_drafts=0), seed)
 
 
@@ -58,7 +58,7 @@ def test_a_seed_replays_exactly(seed: int) -> None:
     assert history() == history()
 
 
-def test_a_failing_seed_is_named_with_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_seed_is_named_with_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "check_verdict", lambda self, worker, event: 1 / 0)
     with pytest.raises(SimulationError, match="PACELINE_SIM_SEEDS=5") as caught:
         random_world(5).run()

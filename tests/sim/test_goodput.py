@@ -41,7 +41,7 @@ LEAST = 0.87
     ("requests", "text", "least"),
     mostly_full([(16, "mixed", 0.95), (4, "mixed", 0.95), (64, "easy", 0.93)], count=2),
 )
-def test_slow_target_gets_the_best_k(requests: int, text: str, least: float) -> None:
+def test_a_slow_target_gets_the_best_k(requests: int, text: str, least: float) -> None:
     result = measure(ACCELERATOR, requests, TEXTS[text], (1, 2))
     assert result["policy"]["steady"] >= least * best_of(result)
 
@@ -49,26 +49,26 @@ def test_slow_target_gets_the_best_k(requests: int, text: str, least: float) -> 
 @pytest.mark.parametrize("text", mostly_full(["mixed", "alike"], count=1))
 @pytest.mark.parametrize("requests", [1, 8])
 @pytest.mark.parametrize("machine", ["cores", "shared", "crowded"])
-def test_steady_share_of_the_best_k(machine: str, requests: int, text: str) -> None:
+def test_the_policy_reaches_most_of_the_best_ks_rate(machine: str, requests: int, text: str) -> None:
     result = measure(MACHINES[machine], requests, TEXTS[text], (1, 2))
     assert result["policy"]["steady"] >= LEAST * best_of(result)
 
 
 @pytest.mark.parametrize("requests", [1, 4, 16])
-def test_costly_rows_of_a_heavy_target(requests: int) -> None:
+def test_costly_rows_get_the_best_k(requests: int) -> None:
     result = measure(HEAVY, requests, TEXTS["easy"], (1, 2))
     assert result["policy"]["steady"] >= LEAST * best_of(result)
 
 
 @pytest.mark.parametrize("acceptance", [0.2, 0.8])
 @pytest.mark.parametrize("requests", [1, 4])
-def test_fresh_service_is_hardly_slower_than_plain(requests: int, acceptance: float) -> None:
+def test_a_fresh_service_is_hardly_slower_than_plain(requests: int, acceptance: float) -> None:
     text = constant(acceptance)
     rate = mean(cold(CORES, requests, text, chosen, seed) for seed in (1, 2))
     assert rate >= 0.93 * mean(cold(CORES, requests, text, always(0), seed) for seed in (1, 2))
 
 
-def test_sequences_that_differ_get_what_suits_each() -> None:
+def test_different_sequences_get_different_k() -> None:
     def differing(number: int, now: float) -> Callable[[int], float]:
         return lambda generated: 0.9 if number % 2 else 0.1
 
@@ -95,7 +95,7 @@ def drafted_late(make: Make, *, requests: int = 1) -> float:
 
 
 @pytest.mark.parametrize("requests", [1, 4])
-def test_draft_that_recovers_is_used_again(requests: int) -> None:
+def test_a_recovered_draft_is_used_again(requests: int) -> None:
     assert drafted_late(chosen, requests=requests) > 0.5
 
 
@@ -109,11 +109,11 @@ def share(machine: Machine, requests: int, text: Acceptance, make: Make) -> floa
     return steady(machine, requests, text, make, 1) / steady(machine, requests, text, always(0), 1)
 
 
-def test_distant_draft_is_left_alone() -> None:
+def test_a_distant_draft_is_not_used() -> None:
     assert share(FAR, 1, constant(0.4), chosen) >= 0.95
 
 
-def test_policy_that_forgets_the_wire_is_noticed() -> None:
+def test_a_policy_ignoring_the_wire_is_noticed() -> None:
     class Wireless(GoodputPolicy):
         def on_proposal(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
             super().on_proposal(num_draft, max(0.0, seconds - 2 * FAR.wire), lacking, prefill)
@@ -121,7 +121,7 @@ def test_policy_that_forgets_the_wire_is_noticed() -> None:
     assert share(FAR, 1, constant(0.4), lambda c: Wireless(c, MAX_K)) < 0.9
 
 
-def test_policy_that_ignores_the_load_is_noticed() -> None:
+def test_a_policy_ignoring_the_load_is_noticed() -> None:
     class Greedy(GoodputPolicy):
         def choose(self, most: int, lacking: int, remaining: int) -> int:
             return most
@@ -129,7 +129,7 @@ def test_policy_that_ignores_the_load_is_noticed() -> None:
     assert share(CORES, 64, constant(0.5), lambda c: Greedy(c, MAX_K)) < 0.9
 
 
-def test_policy_that_always_tries_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_always_explores_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     steadily = steady(CORES, 1, constant(0.8), chosen, 1)
     for name in ("SHORTEST", "LONGEST"):
         monkeypatch.setattr(f"coordinator.speculation.exploration.{name}", 6)
@@ -137,7 +137,7 @@ def test_policy_that_always_tries_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert steady(CORES, 1, constant(0.8), chosen, 1) < 0.96 * steadily
 
 
-def test_each_sequence_deciding_alone_is_noticed() -> None:
+def test_sequences_choosing_k_alone_are_noticed() -> None:
     """Passes are shared by sequences that do the same: half drafting is worse than either."""
     numbers = iter(range(10**6))
 

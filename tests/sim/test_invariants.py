@@ -43,7 +43,7 @@ def served(
 
 
 @pytest.mark.parametrize("mode", AcceptanceMode)
-def test_invariant_1_after_every_target_round_the_cache_is_the_ledger_without_its_last_token(
+def test_invariant_1_the_target_cache_lacks_only_the_last_token(
     mode: AcceptanceMode,
 ) -> None:
     world, clients = served(*[replace(r, mode=mode) for r in requests(6, max_tokens=30)])
@@ -54,7 +54,7 @@ def test_invariant_1_after_every_target_round_the_cache_is_the_ledger_without_it
 
 
 @pytest.mark.parametrize("seed", mostly_full(range(40), count=12))
-def test_invariant_2_tokens_are_committed_then_emitted_in_order_and_ended_once(seed: int) -> None:
+def test_invariant_2_committed_tokens_are_emitted_in_order(seed: int) -> None:
     world = random_world(10_000 + seed, choosing=False)
     world.run()
     for client in world.clients:
@@ -75,7 +75,7 @@ def test_invariant_2_an_error_names_the_last_index() -> None:
     assert client.token_ids, "it had begun"
 
 
-def test_invariant_3_a_verdict_is_clipped_at_eos_stop_and_max_tokens_before_the_commit() -> None:
+def test_invariant_3_verdicts_are_clipped_before_the_commit() -> None:
     clipped = 0
     for ends in ({"ignore_eos": False}, {"stop": ("ab", "ccd", "e")}, {"stop_token_ids": (2,)}, {}):
         asked = [replace(r, k=5) for r in requests(8, temperature=0.7, **ends)]
@@ -87,7 +87,7 @@ def test_invariant_3_a_verdict_is_clipped_at_eos_stop_and_max_tokens_before_the_
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_invariant_4_the_same_seed_gives_the_same_tokens_whatever_else_differs(temperature: float) -> None:
+def test_invariant_4_a_seed_fixes_the_tokens(temperature: float) -> None:
     def tokens(asked: list[Request], **options: object) -> list[tuple[int, ...]]:
         return [tuple(client.token_ids) for client in served(*asked, **options)[1]]  # type: ignore[arg-type]
 
@@ -108,7 +108,7 @@ def test_invariant_4_the_same_seed_gives_the_same_tokens_whatever_else_differs(t
 
 
 @pytest.mark.parametrize("blocks", [12, 20])
-def test_invariant_5_pools_are_whole_when_idle_and_no_slot_has_two_writers(blocks: int) -> None:
+def test_invariant_5_idle_pools_are_whole_and_slots_unshared(blocks: int) -> None:
     faults = Faults(0.3, 0.004, [(0.01 * i, "draft crash") for i in range(1, 6)])
     _, clients = served(*requests(6), target_blocks=blocks, draft_blocks=blocks // 2, faults=faults)
     for client in clients:
@@ -163,7 +163,7 @@ def test_invariant_7_one_requests_failure_ends_no_other(how: str) -> None:
         check_equal(client)
 
 
-def test_invariant_7_a_nan_of_the_draft_fails_nobody() -> None:
+def test_invariant_7_nan_in_the_draft_fails_no_request() -> None:
     asked = requests(4)
     world = World(3, target=TARGET, draft=DRAFT, eos=EOS, max_model_len=40)
     world.drafts[0].worker.runner.spoil = lambda prefix: len(prefix) % 5 == 0
@@ -173,7 +173,7 @@ def test_invariant_7_a_nan_of_the_draft_fails_nobody() -> None:
         check_equal(client)
 
 
-def test_invariant_8_the_queue_has_a_bound_and_meeting_it_is_told_to_its_sender() -> None:
+def test_invariant_8_the_queue_is_bounded() -> None:
     _, clients = served(*requests(6), max_running=2, max_waiting=2)
     refused = [client for client in clients if client.refused is not None]
     assert len(refused) == 2
@@ -185,7 +185,7 @@ def test_invariant_8_the_queue_has_a_bound_and_meeting_it_is_told_to_its_sender(
             check_equal(client)
 
 
-def test_invariant_8_a_slow_clients_unread_tokens_have_a_bound() -> None:
+def test_invariant_8_unread_tokens_are_bounded() -> None:
     bound, k = 4, 5
     slow = [replace(r, k=k, reads_every=0.05, reads_at_once=1) for r in requests(2, max_tokens=36)]
     fast = replace(request("fast", max_tokens=36), k=k)
@@ -198,7 +198,7 @@ def test_invariant_8_a_slow_clients_unread_tokens_have_a_bound() -> None:
     assert world.clock() > 0.2
 
 
-def test_invariant_8_a_worker_holds_no_more_sequences_than_its_bound() -> None:
+def test_invariant_8_a_workers_sequences_are_bounded() -> None:
     _, clients = served(*requests(6), max_sequences=2)
     for client in clients:
         check_equal(client)

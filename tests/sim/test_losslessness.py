@@ -140,7 +140,7 @@ def check_speculation(world: World) -> None:
 
 @pytest.mark.parametrize("faults", mostly_full(["dies", "content", ""], count=2))
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
-def test_the_first_tokens_are_distributed_as_the_target_would(mode: AcceptanceMode, faults: str) -> None:
+def test_first_tokens_have_the_targets_distribution(mode: AcceptanceMode, faults: str) -> None:
     world = simulate(
         mode, faults=faults, first_seed=10_000 * (len(faults) + 1) + (mode is AcceptanceMode.BLOCK)
     )
@@ -154,7 +154,7 @@ def test_the_first_tokens_are_distributed_as_the_target_would(mode: AcceptanceMo
 
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
-def test_nor_does_a_k_that_follows_from_what_was_accepted_change_them(mode: AcceptanceMode) -> None:
+def test_an_adaptive_k_keeps_the_distribution(mode: AcceptanceMode) -> None:
     world = simulate(mode, first_seed=70_000, k=AUTO)
     drafted = sum(s.num_draft_tokens for s in stats_of(world))
     assert drafted > N / 4
@@ -162,7 +162,7 @@ def test_nor_does_a_k_that_follows_from_what_was_accepted_change_them(mode: Acce
 
 
 @pytest.mark.parametrize("mode", list(AcceptanceMode))
-def test_nor_does_copying_from_the_text(mode: AcceptanceMode) -> None:
+def test_prompt_lookup_keeps_the_distribution(mode: AcceptanceMode) -> None:
     world = simulate(mode, first_seed=90_000, prompt_lookup=True)
     counted = stats_of(world)
     assert sum(s.num_prompt_lookups for s in counted) > N / 4
@@ -172,7 +172,7 @@ def test_nor_does_copying_from_the_text(mode: AcceptanceMode) -> None:
     assert p_value(world) > LEVEL
 
 
-def test_a_target_that_takes_a_copied_token_for_a_drawn_one_is_noticed(
+def test_judging_a_copy_as_a_drawn_token_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is the draw of a point mass; judged as that of a flat distribution it is accepted too often."""
@@ -185,7 +185,7 @@ def test_a_target_that_takes_a_copied_token_for_a_drawn_one_is_noticed(
     assert p_value(simulate(AcceptanceMode.REJECTION, n=1000, prompt_lookup=True)) < LEVEL
 
 
-def test_coupled_mode_too() -> None:
+def test_coupled_mode_keeps_the_distribution() -> None:
     world = simulate(AcceptanceMode.COUPLED, faults="dies")
     check_speculation(world)
     assert p_value(world) > LEVEL
@@ -221,7 +221,7 @@ def test_a_missing_correction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert p_value(simulate(AcceptanceMode.REJECTION, n=1500)) < LEVEL
 
 
-def test_a_proposal_that_is_asked_for_again_until_it_suits_is_noticed(
+def test_redrawing_proposals_until_they_suit_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A coordinator that drops proposals it does not like, but only after it has seen the verdict."""

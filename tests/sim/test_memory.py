@@ -24,7 +24,7 @@ def counts(world: World) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("num_seeds", mostly_full([20, 60], count=1))
-def test_a_crowd_with_too_little_memory_gets_its_tokens(num_seeds: int) -> None:
+def test_a_crowd_with_little_memory_gets_its_tokens(num_seeds: int) -> None:
     preempted = seen = hits = 0
     for seed in chosen_seeds(num_seeds):
         world = crowded_world(seed)
@@ -56,7 +56,7 @@ def crowd(blocks: int, count: int, **options: object) -> World:
 
 
 @pytest.mark.parametrize("count", [2, 4, 12])
-def test_a_pool_for_one_serves_many_and_the_oldest_is_never_interrupted(count: int) -> None:
+def test_a_pool_for_one_serves_many_oldest_first(count: int) -> None:
     world = crowd(7, count, faults=Faults())
     order: list[str] = []
     forget = world.dispatcher._forget
@@ -74,7 +74,7 @@ def test_a_pool_for_one_serves_many_and_the_oldest_is_never_interrupted(count: i
     assert len(set(order)) == count
 
 
-def test_a_slow_client_does_not_keep_the_others_from_the_memory() -> None:
+def test_a_slow_client_does_not_hold_others_memory() -> None:
     """It holds most of the pool, does not read, and is the oldest."""
     world = crowd(9, 3, faults=Faults(), max_unread=2)
     slow = world.clients[0]
@@ -95,7 +95,7 @@ def test_a_slow_client_does_not_keep_the_others_from_the_memory() -> None:
     assert max(ended["s1"], ended["s2"]) < 3.0
 
 
-def test_a_bounded_queue_refuses_what_it_cannot_hold_and_serves_the_rest() -> None:
+def test_a_bounded_queue_refuses_the_excess_only() -> None:
     world = crowd(7, 12, faults=Faults(), max_running=3, max_waiting=4)
     world.run()
     refused = [client for client in world.clients if client.refused is not None]

@@ -111,22 +111,20 @@ def settle_off_by(entries: int) -> Callable[..., Verdict]:
 
 
 @pytest.mark.parametrize("entries", [1, -1], ids=["too few", "too many"])
-def test_a_target_that_truncates_one_entry_too_few_or_too_many(
-    monkeypatch: pytest.MonkeyPatch, entries: int
-) -> None:
+def test_catches_a_target_truncating_wrongly(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
     monkeypatch.setattr(TargetEngine, "_settle", settle_off_by(entries))
     assert "invariant 1" in simulation_catches()
     machine_catches(TargetMachine, TARGET_SETTINGS)
 
 
-def test_a_target_that_believes_its_rejected_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_target_keeping_rejected_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rollback by position without comparing tokens: the entries of rejected drafts stay in use."""
     monkeypatch.setattr(Session, "agreed_length", lambda self: min(len(self.cached), len(self.tokens) - 1))
     monkeypatch.setattr(TargetEngine, "_settle", settle_off_by(1))
     assert "invariant" in simulation_catches()
 
 
-def test_a_draft_that_misses_the_entry_of_dk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_draft_missing_the_last_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a full acceptance it feeds only the bonus, as if the last draft token had an entry."""
     real = DraftEngine._begin
 
@@ -141,7 +139,7 @@ def test_a_draft_that_misses_the_entry_of_dk(monkeypatch: pytest.MonkeyPatch) ->
     machine_catches(DraftEngineMachine, DRAFTER_SETTINGS)
 
 
-def test_a_draft_that_keeps_what_was_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_draft_keeping_rejected_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "agreed_length", lambda self: min(len(self.cached), len(self.tokens) - 1))
     machine_catches(DraftEngineMachine, DRAFTER_SETTINGS)
 
@@ -149,7 +147,7 @@ def test_a_draft_that_keeps_what_was_rejected(monkeypatch: pytest.MonkeyPatch) -
 # ---- rounds that begin ahead of the verdict --------------------------------------------------------
 
 
-def test_a_target_that_goes_on_with_another_outcomes_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_going_on_with_another_outcomes_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
     real = TargetEngine._keep_next_proposals
 
     def keep(self: TargetEngine, command: VerifyAhead) -> None:
@@ -160,7 +158,7 @@ def test_a_target_that_goes_on_with_another_outcomes_proposal(monkeypatch: pytes
     assert "does not fit its round" in simulation_catches(make_world=foreseeing_world)
 
 
-def test_a_target_that_goes_on_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_going_on_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
     real = TargetEngine._begin
 
     def begin(self: TargetEngine, command: VerifyRound, arrived: float) -> Any:
@@ -173,7 +171,7 @@ def test_a_target_that_goes_on_without_being_told(monkeypatch: pytest.MonkeyPatc
     assert "does not fit its round" in simulation_catches()
 
 
-def test_a_coordinator_that_takes_a_late_target_to_begin_with_what_it_was_told_last(
+def test_catches_begun_rounds_taken_from_the_last_offer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = NextRound.offer
@@ -188,7 +186,7 @@ def test_a_coordinator_that_takes_a_late_target_to_begin_with_what_it_was_told_l
     assert "asked before with other content" in caught or "does not fit its round" in caught
 
 
-def test_a_coordinator_that_drafts_where_a_late_target_begins_a_plain_round(
+def test_catches_drafting_in_a_plain_round_begun_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = NextRound.follows
@@ -200,7 +198,7 @@ def test_a_coordinator_that_drafts_where_a_late_target_begins_a_plain_round(
     assert "asked before with other content" in simulation_catches(make_world=random_world)
 
 
-def test_a_target_that_forgets_what_was_accepted_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_target_forgetting_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     real = rounds.after
 
     def after(command: VerifyRound, accepted: int, proposal: Proposal) -> VerifyRound:
@@ -214,7 +212,7 @@ def test_a_target_that_forgets_what_was_accepted_as_it_goes_on(monkeypatch: pyte
 # ---- memory ----------------------------------------------------------------------------------------
 
 
-def test_a_speculative_block_that_is_entered_in_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_publishing_a_speculative_block(monkeypatch: pytest.MonkeyPatch) -> None:
     def fed(self: HeldSequence[Any], token_ids: list[int]) -> None:
         self.session.cached.extend(token_ids)
         self.state.publish(self.session.cached)
@@ -223,12 +221,12 @@ def test_a_speculative_block_that_is_entered_in_the_prefix_cache(monkeypatch: py
     assert "no part of any ledger" in simulation_catches(make_world=crowded_world)
 
 
-def test_a_salt_that_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_an_ignored_salt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix, "first_key", lambda salt: b"")
     assert "of its salt" in simulation_catches(make_world=crowded_world)
 
 
-def test_cached_entries_that_are_taken_for_rows_that_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_cached_entries_used_for_wanted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scored prompt needs the logits of every row, the cached ones too."""
 
     def reuse(self: Job) -> None:
@@ -241,7 +239,7 @@ def test_cached_entries_that_are_taken_for_rows_that_are_wanted(monkeypatch: pyt
     assert "does not fit its round" in simulation_catches(make_world=crowded_world)
 
 
-def test_a_preempted_sequence_that_is_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_failing_a_preempted_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: RoundState, refused_round: int, error: ResourceExhaustedError) -> list[Action]:
         return [*self.close(), Fail(error)]
 
@@ -249,7 +247,7 @@ def test_a_preempted_sequence_that_is_failed(monkeypatch: pytest.MonkeyPatch) ->
     assert "invariant 6" in simulation_catches(make_world=crowded_world)
 
 
-def test_a_preempted_sequence_that_believes_in_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_preempted_sequence_keeping_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks are given away, and it goes on as if they were there."""
     real = preemption._youngest
 
@@ -267,7 +265,7 @@ def test_a_preempted_sequence_that_believes_in_its_entries(monkeypatch: pytest.M
 # ---- the ledger ------------------------------------------------------------------------------------
 
 
-def test_a_commit_after_the_emit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_commit_after_the_emit(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Ledger.commit
     late: dict[int, Any] = {}
 
@@ -282,7 +280,7 @@ def test_a_commit_after_the_emit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "invariant 2" in simulation_catches()
 
 
-def test_a_commit_without_a_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_commit_without_a_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     def commit(self: Ledger, tokens: Sequence[tuple[int, TokenOrigin]], logprobs: Any) -> Commit:
         index = self.num_generated
         text = ""
@@ -297,13 +295,13 @@ def test_a_commit_without_a_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "invariant 4" in simulation_catches()
 
 
-def test_half_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_half_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Ledger.commit
     monkeypatch.setattr(Ledger, "commit", lambda self, tokens, logprobs: real(self, tokens[:1], logprobs))
     assert "invariant 3" in simulation_catches()
 
 
-def test_log_probabilities_that_are_not_clipped_with_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_unclipped_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Ledger.commit
 
     def commit(self: Ledger, tokens: Sequence[tuple[int, TokenOrigin]], logprobs: Any) -> Commit:
@@ -313,7 +311,7 @@ def test_log_probabilities_that_are_not_clipped_with_the_tokens(monkeypatch: pyt
     assert "log-probabilities of" in simulation_catches()
 
 
-def test_a_prompt_reported_again_after_a_new_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_prompt_reported_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is lost while it scores a prompt begins again, and so would the client's list."""
 
     def report(self: Ledger, start: int, logprobs: Any) -> Commit:
@@ -327,7 +325,7 @@ def test_a_prompt_reported_again_after_a_new_opening(monkeypatch: pytest.MonkeyP
 # ---- masks -----------------------------------------------------------------------------------------
 
 
-def test_bad_words_that_look_at_the_ledger_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_bad_words_ignoring_the_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their context must grow along the proposal."""
     real = WordTable.completed_by
 
@@ -338,7 +336,7 @@ def test_bad_words_that_look_at_the_ledger_alone(monkeypatch: pytest.MonkeyPatch
     assert "invariant 4" in simulation_catches()
 
 
-def test_a_verdict_committed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_verdict_committed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Steps.on_verdict
 
     def twice(self: Steps, event: RoundVerdict, now: float) -> list[Action]:
@@ -358,7 +356,7 @@ def test_a_verdict_committed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("believes", [False, True])
-def test_a_stale_verdict_is_accepted(monkeypatch: pytest.MonkeyPatch, believes: bool) -> None:
+def test_catches_accepting_a_stale_verdict(monkeypatch: pytest.MonkeyPatch, believes: bool) -> None:
     """`believes`: without the check that a verdict fits its round, too."""
     monkeypatch.setattr(WorkerView, "answers", lambda self, event, round_number: True)
     if believes:
@@ -366,7 +364,7 @@ def test_a_stale_verdict_is_accepted(monkeypatch: pytest.MonkeyPatch, believes: 
     assert "invariant" in simulation_catches()
 
 
-def test_a_session_that_trusts_a_relative_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_session_with_relative_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(
         self: Session[Any], epoch: int, round_number: int, base: int, tail: Sequence[int], question: Any
     ) -> Disposition:
@@ -384,7 +382,7 @@ def test_a_session_that_trusts_a_relative_count(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("what", ["rounds", "openings", "closings"])
-def test_an_epoch_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_catches_an_unfenced_epoch(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     if what == "rounds":
         real_begin = Session.begin
         monkeypatch.setattr(Session, "begin", lambda self, epoch, *rest: real_begin(self, self.epoch, *rest))
@@ -412,7 +410,7 @@ def test_an_epoch_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch, what: str)
 # ---- faults that were found in the code by this harness --------------------------------------------
 
 
-def test_a_failed_draft_that_is_forgotten_and_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_failed_draft_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: RoundState) -> list[Action]:
         self.draft.open = False
         return []
@@ -421,7 +419,7 @@ def test_a_failed_draft_that_is_forgotten_and_not_closed(monkeypatch: pytest.Mon
     assert "invariant 5" in simulation_catches()
 
 
-def test_a_sequence_that_is_failed_for_blocks_it_could_have_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_failing_a_sequence_that_has_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two run out of blocks at once and are both closed: the second was failed, as nobody held any."""
 
     def refused(self: Blocks, running: Running, _error: ResourceExhaustedError, _now: float) -> bool:
@@ -436,7 +434,7 @@ def test_a_sequence_that_is_failed_for_blocks_it_could_have_now(monkeypatch: pyt
     assert "invariant 6" in simulation_catches(range(40, 240), crowded_world)
 
 
-def test_a_target_loss_that_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_target_loss_failing_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         RoundMachine,
         "_resume_on_target",
@@ -445,6 +443,6 @@ def test_a_target_loss_that_fails_the_request(monkeypatch: pytest.MonkeyPatch) -
     assert "invariant 6" in simulation_catches()
 
 
-def test_a_stream_whose_end_drops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_a_stream_end_dropping_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EngineThread, "leave", lambda self, route: None)
     assert "invariant 5" in simulation_catches(range(300))

@@ -82,7 +82,7 @@ def members(tmp_path: Path) -> Members:
     return Members(tmp_path / "members")
 
 
-def test_streams_outlive_a_changing_fleet(
+def test_streams_survive_a_changing_fleet(
     pair_paths: Pair,
     toys_known: Callable[..., AbstractContextManager[None]],
     members: Members,

@@ -76,7 +76,7 @@ class Counted:
 
 @SETTINGS
 @given(st.data(), st.integers(0, 5), samplings)
-def test_every_count_is_of_what_was_committed(data: st.DataObject, k: int, sampling: dict[str, Any]) -> None:
+def test_every_count_is_of_committed_tokens(data: st.DataObject, k: int, sampling: dict[str, Any]) -> None:
     of = Counted(data, k, sampling)
     of.take(of.it(Signal.DRAFT_READY))
     of.take(of.it(Signal.TARGET_READY))

@@ -21,7 +21,7 @@ stops = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
 
 @SETTINGS
 @given(st.lists(letters, max_size=4), st.lists(letters, max_size=8), stops)
-def test_stop_search_equals_a_search_character_by_character(
+def test_stop_search_equals_a_character_search(
     skipped: list[str], pieces: list[str], given_stops: list[str]
 ) -> None:
     whole = "".join((*skipped, *pieces))
@@ -85,14 +85,14 @@ def test_pieces_join_to_the_text_of_all_tokens(text: str, data: st.DataObject) -
 
 @SETTINGS
 @given(st.lists(st.integers(0, 299), max_size=9), st.lists(st.integers(0, 299), max_size=12))
-def test_any_tokens_can_be_decoded_piece_by_piece(prompt: list[int], generated: list[int]) -> None:
+def test_any_tokens_decode_piecewise(prompt: list[int], generated: list[int]) -> None:
     tokenizer = byte_level()
     prompt, generated = ([i % tokenizer.get_vocab_size() for i in ids] for ids in (prompt, generated))
     before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + generated)
     assert "".join(streamed(prompt, generated)) == continuation(before, whole)
 
 
-def test_a_prompt_that_ends_inside_a_character_is_not_given_out_again() -> None:
+def test_a_prompts_partial_character_is_not_repeated() -> None:
     ids = byte_level().encode("ab本").ids
     cut = next(n for n in range(len(ids)) if byte_level().decode(ids[:n]).endswith("\ufffd"))
     assert "".join(streamed(ids[:cut], ids[cut:])) == "本"
@@ -106,7 +106,7 @@ def test_a_prompt_that_ends_inside_a_character_is_not_given_out_again() -> None:
     st.integers(0, 6),
     st.booleans(),
 )
-def test_the_ledger_does_not_depend_on_how_tokens_are_cut_into_verdicts(
+def test_the_ledger_is_independent_of_verdict_cuts(
     verdicts: list[list[int]], given_stops: list[str], max_tokens: int, min_tokens: int, include: bool
 ) -> None:
     sampling = SamplingParams(

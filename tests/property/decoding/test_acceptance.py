@@ -54,7 +54,9 @@ def slow_block(draft: list[int], p: Tensor, q: Tensor, tests: list[float]) -> in
     vocab=st.integers(1, 9),
     sharp=st.sampled_from([0.0, 1.0, 30.0]),
 )
-def test_batches_decide_as_the_slow_loops(seed: int, lengths: list[int], vocab: int, sharp: float) -> None:
+def test_batched_acceptance_equals_slow_loops(
+    seed: int, lengths: list[int], vocab: int, sharp: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     size, k = len(lengths), max(lengths)
     p = distributions(generator, sharp, size, k + 1, vocab)

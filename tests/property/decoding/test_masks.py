@@ -93,7 +93,7 @@ def processors(params: SamplingParams, bad: Words, prompt_length: int) -> Logits
         max_size=4,
     ),
 )
-def test_the_same_masks_as_transformers(
+def test_masks_equal_transformers(
     seed: int,
     sequences: list[tuple[tuple[SamplingParams, Words], list[int], int, tuple[list[int], list[int]]]],
 ) -> None:
@@ -127,7 +127,7 @@ def test_the_same_masks_as_transformers(
 
 @SETTINGS
 @given(bad=words, ledger=ledgers, drafts=st.lists(token, max_size=4))
-def test_only_the_end_of_the_ledger_matters(bad: Words, ledger: list[int], drafts: list[int]) -> None:
+def test_bad_words_need_only_the_ledgers_end(bad: Words, ledger: list[int], drafts: list[int]) -> None:
     """A worker may hand over as many tokens as the longest word has."""
     logits = torch.zeros(len(drafts) + 1, V)
     row_params = RowParams.build([SamplingParams()], [len(logits)], bad_words=[bad])

@@ -68,7 +68,7 @@ def processors(params: SamplingParams) -> LogitsProcessorList:
 @given(
     seed=seeds, params=warped, prompt=tokens.filter(bool), drafts=st.lists(st.integers(0, V - 1), max_size=4)
 )
-def test_the_same_distribution_as_transformers(
+def test_distributions_equal_transformers(
     seed: int, params: SamplingParams, prompt: list[int], drafts: list[int]
 ) -> None:
     logits = random_logits(seed, len(drafts) + 1)
@@ -129,7 +129,9 @@ def test_penalties_bias_and_mask_grow_along_the_proposal(
 
 @SETTINGS
 @given(ledger=tokens, more=tokens, data=st.data())
-def test_counts_can_be_kept_and_added_to(ledger: list[int], more: list[int], data: st.DataObject) -> None:
+def test_token_counts_can_be_kept_and_extended(
+    ledger: list[int], more: list[int], data: st.DataObject
+) -> None:
     prompt = data.draw(st.integers(0, len(ledger)))
     kept = ledger_counts(ledger, prompt, V)
     for token in more:

@@ -195,7 +195,7 @@ class ForgetsTheCopy(BlockTable):
 @pytest.mark.parametrize(
     "broken", [FreesTooFew, FreesTooMany, SharesThePartialBlock, ForgetsTheCopy], ids=lambda c: c.__name__
 )
-def test_a_planted_bug_is_caught(broken: type[BlockTable]) -> None:
+def test_a_planted_block_bug_is_caught(broken: type[BlockTable]) -> None:
     machine = type("Planted", (BlockMachine,), {"table_class": broken})
     thorough = settings(SETTINGS, max_examples=1500, report_multiple_bugs=False, phases=settings().phases[:3])
     with pytest.raises((AssertionError, IndexError, ValueError, PacelineError)):

@@ -239,7 +239,7 @@ class ForgetsTheRollback(CachedPrefix):
 @pytest.mark.parametrize(
     "broken", [EntersProposals, IgnoresTheSalt, ForgetsThePast, ForgetsTheRollback], ids=lambda c: c.__name__
 )
-def test_a_planted_bug_is_caught(broken: type[CachedPrefix]) -> None:
+def test_a_planted_prefix_bug_is_caught(broken: type[CachedPrefix]) -> None:
     plant(PrefixMachine, prefix_class=broken)
 
 
@@ -251,14 +251,14 @@ def test_a_planted_bug_is_caught(broken: type[CachedPrefix]) -> None:
     ],
     ids=["writes to a kept block", "writes to a shared block"],
 )
-def test_a_planted_bug_of_the_table_is_caught(
+def test_a_planted_table_bug_is_caught(
     monkeypatch: pytest.MonkeyPatch, method: str, bug: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(BlockTable, method, bug)
     plant(PrefixMachine)
 
 
-def test_a_planted_wrong_order_of_eviction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_eviction_order_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def evict(self: BlockPool, n: int) -> None:
         for _ in range(min(n, len(self._idle))):
             self.discard(next(reversed(self._idle)))

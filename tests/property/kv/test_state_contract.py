@@ -171,11 +171,11 @@ def run(world: World, steps: Any) -> None:
 @pytest.mark.parametrize("name", WORLDS)
 @given(steps=STEPS)
 @settings(deadline=None)
-def test_state_holds_what_its_tokens_say(name: str, steps: Any) -> None:
+def test_a_state_holds_its_tokens(name: str, steps: Any) -> None:
     run(WORLDS[name](), steps)
 
 
-def test_paged_state_finds_what_was_published() -> None:
+def test_a_paged_state_finds_published_blocks() -> None:
     """By its salt, in whole blocks, after the sequence that computed it has ended."""
     world = paged_world()
     text = [0, 1, 1, 0, 1, 0, 0, 1, 1]
@@ -222,7 +222,7 @@ def states_of(cls: type[PagedState]) -> MakeStates:
     [states_of(Forgetful), states_of(Leaking), lambda pool: Unsalted(pool, prefix_cache=True)],
     ids=["forgetful", "leaking", "unsalted"],
 )
-def test_wrong_state_breaks_the_contract(make: MakeStates) -> None:
+def test_a_wrong_state_breaks_the_contract(make: MakeStates) -> None:
     first, other = [0, 1, 1, 0, 1], [0, 1, 1, 1, 1]
     history = [
         (0, "feed", first, 1),

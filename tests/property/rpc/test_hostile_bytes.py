@@ -52,13 +52,13 @@ def mutated(data: Any, payload: bytes) -> bytes:
 @pytest.mark.parametrize("kind", PARSERS)
 @few
 @given(payload=st.binary(max_size=120))
-def test_noise(kind: str, payload: bytes) -> None:
+def test_random_bytes_are_parsed_or_refused(kind: str, payload: bytes) -> None:
     accept_or_refuse(kind, payload)
 
 
 @few
 @given(data=st.data())
-def test_a_mutated_request(wire: Any, data: Any) -> None:
+def test_a_mutated_request_is_parsed_or_refused(wire: Any, data: Any) -> None:
     message = codec.generate_request_to_proto(data.draw(wire.calls))
     accept_or_refuse("generate request", mutated(data, message.SerializeToString()))
 
@@ -74,7 +74,7 @@ def test_a_mutated_request(wire: Any, data: Any) -> None:
 )
 @few
 @given(data=st.data())
-def test_a_mutated_frame(wire: Any, data: Any, kind: str, render: Any) -> None:
+def test_a_mutated_frame_is_parsed_or_refused(wire: Any, data: Any, kind: str, render: Any) -> None:
     message = render(data.draw(getattr(wire, kind.replace(" ", "_"))))
     accept_or_refuse(kind, mutated(data, message.SerializeToString()))
 

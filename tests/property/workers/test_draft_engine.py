@@ -244,7 +244,7 @@ class DraftEngineMachine(RuleBasedStateMachine):
         assert self.runner.pool.used_blocks == 0
 
 
-def test_the_cache_holds_all_but_the_last_draft_token_after_every_round() -> None:
+def test_the_draft_cache_lacks_only_the_last_draft_token() -> None:
     run_machine(DraftEngineMachine, settings=SETTINGS)
 
 
@@ -256,5 +256,5 @@ class ChainingMachine(DraftEngineMachine):
         self.runner.chain_skills = ChainSkills(supports=True, max_feed=16)
 
 
-def test_the_same_where_the_model_draws_by_itself() -> None:
+def test_chains_keep_the_same_cache_invariant() -> None:
     run_machine(ChainingMachine, settings=SETTINGS)

@@ -314,5 +314,5 @@ class TargetMachine(RuleBasedStateMachine):
         assert self.runner.pool.free_blocks == self.runner.pool.num_blocks
 
 
-def test_the_cache_is_the_ledger_without_its_last_token_after_every_round() -> None:
+def test_the_target_cache_lacks_only_the_last_token() -> None:
     run_machine(TargetMachine, settings=SETTINGS)

@@ -27,41 +27,41 @@ def refusal(name: str, check: object = check_model) -> str:
 
 
 @pytest.mark.parametrize("name", ["embedded:target", "gpt2", "meta-llama/Llama-3.2-1B"])
-def test_names_that_may_be_models_pass(name: str) -> None:
+def test_possible_model_names_pass(name: str) -> None:
     check_model("model", name)
     check_tokenizer("tokenizer", name)
 
 
-def test_a_whole_folder_passes(tmp_path: Path) -> None:
+def test_a_complete_folder_passes(tmp_path: Path) -> None:
     name = folder(tmp_path / "m", *PARTS)
     check_model("model", name)
     check_tokenizer("tokenizer", name)
     check_tokenizer("tokenizer", f"{name}/tokenizer.json")
 
 
-def test_unknown_embedded_models_list_the_known() -> None:
+def test_an_unknown_embedded_model_lists_the_known() -> None:
     assert "embedded:target and embedded:draft" in refusal("embedded:foo")
 
 
 @pytest.mark.parametrize("name", ["./chatmodel", "../x", "/no/such/model", "models/mine/v1", "a\\b"])
-def test_paths_where_nothing_is_are_told_as_paths(name: str) -> None:
+def test_a_missing_path_is_reported_as_a_path(name: str) -> None:
     assert "no such folder" in refusal(name)
     assert "no such file or folder" in refusal(name, check_tokenizer)
 
 
-def test_the_part_of_a_path_that_exists_is_told(tmp_path: Path) -> None:
+def test_the_existing_part_of_a_path_is_named(tmp_path: Path) -> None:
     assert refusal(f"{tmp_path}/lama/x").endswith(f"the path exists up to {tmp_path}")
 
 
-def test_a_home_that_no_shell_expanded_is_told() -> None:
+def test_an_unexpanded_home_is_reported() -> None:
     assert f"use {Path('~/m').expanduser()}" in refusal("~/m")
 
 
-def test_what_is_no_path_and_no_hub_id_is_told() -> None:
+def test_a_name_neither_path_nor_hub_id_is_refused() -> None:
     assert "nor a hub id (owner/name)" in refusal("my model")
 
 
-def test_a_file_is_no_model(tmp_path: Path) -> None:
+def test_a_file_is_refused_as_a_model(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
     assert "is a file; a model is a folder" in refusal(str(file))
@@ -78,7 +78,7 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         (("config.json", "model.safetensors"), "has no tokenizer"),
     ],
 )
-def test_a_folder_is_told_what_it_lacks(names: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_a_folder_lacking_files_names_them(names: tuple[str, ...], said: str, tmp_path: Path) -> None:
     assert said in refusal(folder(tmp_path / "m", *names))
 
 

@@ -35,14 +35,14 @@ def text() -> torch.Tensor:
     return torch.randint(0, VOCAB, (4, 24), generator=torch.Generator().manual_seed(1))
 
 
-def test_a_layer_that_is_added_changes_nothing_at_first(text: torch.Tensor) -> None:
+def test_an_added_layer_changes_nothing_at_first(text: torch.Tensor) -> None:
     wide = build(config(1), 1)
     deep = deepened(wide, config(2), text, 2)
     with torch.no_grad():
         torch.testing.assert_close(deep(text).logits, wide(text).logits)
 
 
-def test_the_neurons_that_do_most_are_kept(text: torch.Tensor) -> None:
+def test_the_most_active_neurons_are_kept(text: torch.Tensor) -> None:
     wide = build(config(1), 1)
     idle = [i for i in range(48) if i % 3]
     with torch.no_grad():
@@ -53,7 +53,7 @@ def test_the_neurons_that_do_most_are_kept(text: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("layers", "intermediate"), [(2, 80), (4, 48), (4, 80)])
-def test_neurons_and_layers_that_are_added_change_nothing_at_first_and_can_learn(
+def test_added_neurons_and_layers_start_neutral_and_learn(
     text: torch.Tensor, layers: int, intermediate: int
 ) -> None:
     small = build(config(2), 1)
@@ -66,7 +66,7 @@ def test_neurons_and_layers_that_are_added_change_nothing_at_first_and_can_learn
         assert (gradient.abs().sum(0) > 0).all()
 
 
-def test_an_update_turns_and_does_not_stretch() -> None:
+def test_an_update_is_nearly_orthogonal() -> None:
     for shape in ((8, 8), (6, 20), (20, 6)):
         gradient = torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 100
         stretches = torch.linalg.svdvals(_orthogonal(gradient))
@@ -88,7 +88,7 @@ class Told(record.BatchArchive):
         return tokens, (rng.standard_normal(shape) * 2).astype(np.float16)
 
 
-def test_learning_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_training_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     plan, told = DeepeningPlan(steps=4, passes=2, rows=1, checkpoint_every=2, warmup=1), Told()
     whole = build(config(2), 5)
     train_on(told, whole, plan, tmp_path / "whole.pt")

@@ -35,7 +35,7 @@ def test_a_spread_has_the_median_between_its_quartiles() -> None:
     assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0)
 
 
-def test_ratios_are_of_runs_that_did_the_same_work() -> None:
+def test_ratios_compare_runs_of_equal_work() -> None:
     fast = Cell(Arm("a"), 0.0, 1, rates={(0, 0): 20.0, (0, 1): 300.0, (1, 0): 4.0})
     slow = Cell(Arm("b"), 0.0, 1, rates={(0, 0): 10.0, (0, 1): 100.0, (1, 0): 1.0, (1, 1): 7.0})
     # The ratio of the medians would be 20 / 8.5.
@@ -44,7 +44,7 @@ def test_ratios_are_of_runs_that_did_the_same_work() -> None:
     assert found.over(2.0, "a theory") == Ratio(1.5, 1.25, 1.75, "a", "a theory")
 
 
-def test_arms_that_do_the_same_are_one_with_their_mean_rates() -> None:
+def test_pooled_arms_have_their_mean_rates() -> None:
     one = Cell(Arm("a"), 0.0, 4, rates={(0, 0): 20.0, (1, 0): 4.0, (2, 0): 1.0})
     two = Cell(Arm("b"), 0.0, 4, rates={(0, 0): 10.0, (1, 0): 6.0})
     assert pooled([one, two]).rates == {(0, 0): 15.0, (1, 0): 5.0}
@@ -72,7 +72,7 @@ def test_without_drafts_there_are_no_rates() -> None:
     assert Counts().tokens_per_round is Counts().seconds_per_round is None
 
 
-def test_the_round_that_reads_the_prompt_is_not_decoding() -> None:
+def test_the_prefill_round_is_not_counted_as_decoding() -> None:
     cell = Cell(Arm("speculative", 4), 0.0, 1)
     cell.counts = Counts(requests=1, completion_tokens=11, num_rounds=3, target=0.5 + 0.04)
     cell.opening = Counts(requests=1, completion_tokens=1, num_rounds=1, target=0.5)

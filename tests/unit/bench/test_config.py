@@ -35,13 +35,13 @@ from paceline.core.errors import InvalidArgumentError, UnavailableError
         ("max_tokens", 1),
     ],
 )
-def test_what_cannot_be_measured_is_refused_by_name(field: str, value: Any) -> None:
+def test_invalid_settings_are_refused_by_field(field: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError) as error:
         replace(FULL, **{field: value})
     assert error.value.field == field
 
 
-def test_the_command_refuses_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_invalid_settings(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["bench", "--k", "0"])
     assert end.value.code == 2
@@ -73,7 +73,7 @@ def test_the_command_measures_what_its_options_say(monkeypatch: pytest.MonkeyPat
     assert on_gpus == [("device", "cuda:0"), ("draft_device", "cuda:1")]
 
 
-def test_the_command_refuses_a_gpu_that_is_not_there(
+def test_the_command_refuses_a_missing_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("paceline.core.system.gpus._torch_build", lambda: "2.13.0+cpu")
@@ -83,7 +83,7 @@ def test_the_command_refuses_a_gpu_that_is_not_there(
     assert capsys.readouterr().err.startswith("error: --draft-device: cuda:1 needs torch with CUDA")
 
 
-def test_every_k_is_compared_at_one_request_with_lookahead_and_without() -> None:
+def test_every_k_runs_with_and_without_lookahead() -> None:
     arms = paceline_arms(FULL, 1)
     assert arms[0] is PLAIN
     for k in FULL.k:
@@ -92,7 +92,7 @@ def test_every_k_is_compared_at_one_request_with_lookahead_and_without() -> None
 
 
 @pytest.mark.parametrize("ks", [(4,), (4, 8), (4, 8, 2)])
-def test_no_arm_is_far_from_plain_decoding_on_both_sides(ks: tuple[int, ...]) -> None:
+def test_plain_arms_are_spread_around_the_ring(ks: tuple[int, ...]) -> None:
     ring = paceline_arms(replace(FULL, k=ks), 8)
     assert {arm.k for arm in ring} == {0, "auto", *ks}
     apart = abs(ring.index(PLAIN) - ring.index(AGAIN))
@@ -112,7 +112,7 @@ def test_the_pool_holds_all_requests_at_once() -> None:
 
 
 @pytest.mark.parametrize(("cores", "ahead"), [(1, False), (2, True), (4, True)])
-def test_the_service_chooses_k_as_serve_would_run_it(
+def test_the_service_chooses_k_as_serve_would(
     monkeypatch: pytest.MonkeyPatch, cores: int, ahead: bool
 ) -> None:
     """Where two models have no core each, `paceline serve` does not draft ahead."""
@@ -125,7 +125,7 @@ def test_the_service_chooses_k_as_serve_would_run_it(
     assert {arm.lookahead for arm in arms if arm.k in config.k} == {ahead}
 
 
-def test_a_draft_on_a_device_drafts_ahead_of_a_target_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_draft_drafts_ahead_of_a_cpu_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0,))
     assert not replace(FULL, device="cpu").drafts_ahead
     assert replace(FULL, device="cpu", draft_device="cuda").drafts_ahead

@@ -19,7 +19,7 @@ def values(found: object) -> dict[str, float]:
     return {name: value.value for name, value in fields.items() if isinstance(value, Ratio)}
 
 
-def test_what_speculation_brings(record: BenchRecord) -> None:
+def test_figures_show_what_speculation_gains(record: BenchRecord) -> None:
     found, _ = record.speculation(0.0)
     assert found.k == 4
     assert values(found) == pytest.approx(
@@ -49,7 +49,7 @@ def test_figures_come_from_decoding_alone(record: BenchRecord) -> None:
     assert found.bandwidth_floor_seconds == pytest.approx(5_000_000 * 4 / 10e9)
 
 
-def test_prompts_are_in_what_is_compared_with_others_alone(record: BenchRecord) -> None:
+def test_only_comparisons_with_others_include_prompts(record: BenchRecord) -> None:
     """What speculation makes faster is decoding: a longer prompt makes it no worse at that."""
     for cell in record.cells.values():
         cell.rates = {place: min(rate, 40.0) for place, rate in cell.rates.items()}
@@ -59,7 +59,7 @@ def test_prompts_are_in_what_is_compared_with_others_alone(record: BenchRecord) 
     assert found["over_generate"] == 1.0
 
 
-def test_every_k_has_ratios_of_its_own(record: BenchRecord) -> None:
+def test_every_k_has_its_own_ratios(record: BenchRecord) -> None:
     found = record.speculation(0.0)[1]
     assert found.k == 2
     assert found.speculative_over_plain.value == pytest.approx(1.6)
@@ -68,7 +68,7 @@ def test_every_k_has_ratios_of_its_own(record: BenchRecord) -> None:
     assert found.predicted == pytest.approx(theory.speedup(0.75, 0.2, 2))
 
 
-def test_the_service_stands_beside_plain_decoding_at_each_concurrency(record: BenchRecord) -> None:
+def test_the_service_is_compared_with_plain_decoding(record: BenchRecord) -> None:
     found = {each.concurrency: each for each in record.service(0.0)}
     assert values(found[1]) == pytest.approx({"served_over_plain": 2.4, "auto_over_best_fixed": 1.9 / 2.0})
     assert found[1].plain_over_itself is None
@@ -82,21 +82,21 @@ def test_the_service_stands_beside_plain_decoding_at_each_concurrency(record: Be
     assert found[4].auto_over_best_fixed.to == "lookahead, K=4"
 
 
-def test_plain_decoding_is_one_of_the_fixed_choices(record: BenchRecord) -> None:
+def test_plain_decoding_counts_as_a_fixed_k(record: BenchRecord) -> None:
     for cell in record.cells.values():
         if cell.concurrency == 4 and cell.arm.k != 0:
             cell.rates = {place: rate / 2 for place, rate in cell.rates.items()}
     assert record.service(0.0)[2].auto_over_best_fixed.to == "plain"
 
 
-def test_many_requests_stand_beside_the_mean_of_both_plain_arms(cells: Cells) -> None:
+def test_concurrent_requests_use_the_mean_of_plain_arms(cells: Cells) -> None:
     assert base_of(cells, 0.0, 1) is cells[PLAIN, 0.0, 1]
     assert cells[PLAIN, 0.0, 4].rates == pytest.approx({(0, 0): 400.0, (1, 0): 200.0})
     assert cells[AGAIN, 0.0, 4].rates == pytest.approx({(0, 0): 384.0, (1, 0): 192.0})
     assert base_of(cells, 0.0, 4).rates == pytest.approx({(0, 0): 392.0, (1, 0): 196.0})
 
 
-def test_what_was_not_drafted_or_measured_has_no_figure(record: BenchRecord) -> None:
+def test_unmeasured_values_have_no_figure(record: BenchRecord) -> None:
     for key in [key for key in record.cells if key[0].is_peer]:
         del record.cells[key]  # type: ignore[attr-defined]
     for cell in record.cells.values():

@@ -20,7 +20,7 @@ from paceline.client.results import to_plain
         (16.0, 16.0, "4 cores"),
     ],
 )
-def test_a_container_s_quota_is_told_beside_the_cores(
+def test_a_containers_quota_is_shown_beside_the_cores(
     monkeypatch: pytest.MonkeyPatch, quota: float, told: float | None, says: str
 ) -> None:
     monkeypatch.setattr("paceline.bench.machine.usable_cores", lambda: (0, 1, 2, 3))

@@ -17,7 +17,7 @@ from paceline.client import AsyncClient
 PROMPTS: list[Prompt] = [(1, 2), (3,)]
 
 
-async def test_nothing_that_is_measured_was_asked_while_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_measured_requests_were_not_used_in_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(QUICK, concurrency=(1, 2), repeats=2, peers=False)
     warming, seeds = True, dict[bool, Counter[tuple[Prompt, int]]]({True: Counter(), False: Counter()})
 

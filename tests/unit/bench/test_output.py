@@ -27,7 +27,7 @@ def row(text: str, start: str) -> list[str]:
     return next(line for line in text.splitlines() if line.startswith(start)).removeprefix(start).split()
 
 
-def test_json_has_ratios_and_figures_and_what_they_are_of(record: BenchRecord, tmp_path: Path) -> None:
+def test_json_has_ratios_figures_and_settings(record: BenchRecord, tmp_path: Path) -> None:
     record.write(tmp_path / "run.json")
     read = json.loads((tmp_path / "run.json").read_text())
     assert [(each["temperature"], each["k"]) for each in read["speculation"]] == [
@@ -93,9 +93,7 @@ def under_load(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("concurrency", [(4,), (1, 4), (1, 2, 4)])
-def test_what_was_measured_at_several_requests_is_shown(
-    record: BenchRecord, concurrency: tuple[int, ...]
-) -> None:
+def test_results_of_concurrent_requests_are_shown(record: BenchRecord, concurrency: tuple[int, ...]) -> None:
     assert under_load(shown(at(record, *concurrency))) == {
         "plain, again",
         "plain",
@@ -108,7 +106,7 @@ def test_what_was_measured_at_several_requests_is_shown(
 
 
 @pytest.mark.parametrize("concurrency", [(1,), (2, 4)])
-def test_only_what_was_measured_is_shown(record: BenchRecord, concurrency: tuple[int, ...]) -> None:
+def test_only_measured_results_are_shown(record: BenchRecord, concurrency: tuple[int, ...]) -> None:
     text = shown(at(record, *concurrency))
     assert ("SpeculationFigures by K" in text) is (concurrency == (1,))
     assert ("Tokens/s of all" in text) is (concurrency != (1,))
@@ -125,7 +123,7 @@ def test_only_what_was_measured_is_shown(record: BenchRecord, concurrency: tuple
         ("cuda:0", "cpu", "draft, coordinator and client share 2 cores; 1 thread(s) per model"),
     ],
 )
-def test_who_shares_a_device_is_told(record: BenchRecord, target: str, draft: str, says: str) -> None:
+def test_a_shared_device_is_noted(record: BenchRecord, target: str, draft: str, says: str) -> None:
     def on(model: MeasuredModel, device: str) -> MeasuredModel:
         return replace(model, device=device, device_name="A Processor" if device == "cpu" else "A GPU")
 

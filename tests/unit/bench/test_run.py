@@ -57,9 +57,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
         replace(SEVERAL, concurrency=(4,)),
     ],
 )
-async def test_answers_that_the_model_is_too_short_for_are_refused_first(
-    measure: Any, config: BenchConfig
-) -> None:
+async def test_too_long_answers_are_refused_first(measure: Any, config: BenchConfig) -> None:
     """Once: when the first of them came, after all that was measured at one request."""
     with pytest.raises(InvalidArgumentError, match=f"length of {LENGTH}") as refused:
         await measure(config)
@@ -67,14 +65,14 @@ async def test_answers_that_the_model_is_too_short_for_are_refused_first(
 
 
 @pytest.mark.parametrize("config", [replace(QUICK, max_tokens=70), replace(SEVERAL, max_tokens=46)])
-async def test_answers_that_fit_are_measured(measure: Any, config: BenchConfig) -> None:
+async def test_fitting_answers_are_measured(measure: Any, config: BenchConfig) -> None:
     """One request at a time has no spread."""
     with pytest.raises(Measuring):
         await measure(config)
 
 
 @pytest.mark.parametrize("config", [QUICK, SEVERAL])
-def test_no_answer_is_longer_than_the_longest(config: BenchConfig) -> None:
+def test_no_answer_exceeds_the_longest(config: BenchConfig) -> None:
     for clients in config.concurrency:
         for client in range(clients):
             lengths = answer_lengths(config.max_tokens, client, 8 if clients > 1 else 1)

@@ -43,7 +43,7 @@ def test_every_request_computes_its_prompt(start: Callable[[BenchConfig], StackC
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, "cuda:0"), ("cuda:1", "cuda:1"), ("cpu", "cpu")])
-def test_the_draft_may_have_a_device_of_its_own(
+def test_the_draft_may_have_its_own_device(
     start: Callable[[BenchConfig], StackConfig], given: str | None, used: str
 ) -> None:
     config = start(replace(QUICK, device="cuda:0", draft_device=given))

@@ -21,7 +21,7 @@ def test_one_client_runs_each_prompt_singly() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [2, 3, 5, 8, 64])
-def test_clients_do_equally_many_requests_and_use_every_prompt(concurrency: int) -> None:
+def test_clients_share_requests_and_prompts_evenly(concurrency: int) -> None:
     (load,) = workloads(PROMPTS, concurrency)
     assert load.concurrency == concurrency
     assert len({len(queue) for queue in load.queues}) == 1
@@ -37,7 +37,7 @@ def test_few_clients_do_more_requests_each(concurrency: int, each: int) -> None:
 
 
 @pytest.mark.parametrize("requests", [1, 4, 11])
-def test_answers_differ_in_length_and_all_clients_have_the_same_work(requests: int) -> None:
+def test_answer_lengths_vary_but_clients_work_equally(requests: int) -> None:
     lengths = [answer_lengths(64, client, requests) for client in range(32)]
     assert {sum(of_client) for of_client in lengths} == {64 * requests}
     assert {len(of_client) for of_client in lengths} == {requests}
@@ -85,7 +85,7 @@ async def load(*queues: tuple[Prompt, ...]) -> Any:
     )
 
 
-async def test_tokens_count_until_the_first_client_has_nothing_left_to_ask() -> None:
+async def test_tokens_count_until_the_first_client_is_done() -> None:
     outcome = await load(((1,), (1,)), ((4,), (4,)))
     # The fast client's 20 tokens, and what the slow one had by then: a quarter, up to a turn.
     assert outcome.window_tokens in range(24, 27)
@@ -93,7 +93,7 @@ async def test_tokens_count_until_the_first_client_has_nothing_left_to_ask() -> 
     assert outcome.decode_tokens_per_second is None
 
 
-async def test_lengths_of_answers_are_those_of_the_client() -> None:
+async def test_each_client_has_its_own_answer_lengths() -> None:
     client: Any = FakeClient()
     outcome = await run_load(
         client,
@@ -110,18 +110,18 @@ async def test_lengths_of_answers_are_those_of_the_client() -> None:
     ]
 
 
-async def test_seeds_differ_within_a_load_and_are_the_same_for_every_arm() -> None:
+async def test_seeds_differ_within_a_load_and_repeat_for_each_arm() -> None:
     first, second = [await load(((1,), (1,)), ((1,), (1,))) for _ in range(2)]
     seeds = [{result.seed for result in outcome.results} for outcome in (first, second)]
     assert seeds == [{100, 101, 102, 103}] * 2
 
 
-async def test_a_single_request_tells_its_rate_after_the_first_token() -> None:
+async def test_a_single_request_reports_its_decode_rate() -> None:
     outcome = await load(((1,),))
     assert outcome.window_tokens == 10
     assert outcome.decode_tokens_per_second > 0
 
 
-async def test_one_failing_request_ends_the_load_with_its_error() -> None:
+async def test_one_failing_request_ends_the_load() -> None:
     with pytest.raises(UnavailableError, match="the coordinator is gone"):
         await load(((1,),), ((101,),))

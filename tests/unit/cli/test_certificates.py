@@ -58,7 +58,7 @@ def test_without_cryptography_the_extra_is_named(
         ({"days": 10**6}, "days"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(
+def test_invalid_arguments_are_refused_by_field(
     tmp_path: Path, arguments: dict[str, object], field: str
 ) -> None:
     with pytest.raises(InvalidArgumentError) as refusal:

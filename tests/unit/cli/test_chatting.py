@@ -80,7 +80,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     return Client
 
 
-def test_each_line_is_a_message_with_all_before_it(fake: type[FakeClient]) -> None:
+def test_each_line_is_sent_with_the_conversation(fake: type[FakeClient]) -> None:
     fake.replies = [["he", "llo"], ["bye"]]
     done = command("chat", "--system", "be kind", "--seed", "3", stdin="hi\n\n  \nmore\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\nbye\n", "")
@@ -93,7 +93,7 @@ def test_each_line_is_a_message_with_all_before_it(fake: type[FakeClient]) -> No
     assert fake.options["sampling"].max_tokens is None
 
 
-def test_ctrl_c_ends_a_reply_and_what_was_written_stays(fake: type[FakeClient]) -> None:
+def test_ctrl_c_ends_a_reply_and_keeps_its_text(fake: type[FakeClient]) -> None:
     fake.replies = [["hel", CUT], [CUT], ["bye"]]
     done = command("chat", stdin="one\ntwo\nthree\n")
     assert (done.returncode, done.stdout) == (0, "hel\n\nbye\n")
@@ -108,7 +108,7 @@ def test_a_message_without_a_reply_is_forgotten(fake: type[FakeClient]) -> None:
     assert fake.seen == [[("user", "one")], [("user", "two")]]
 
 
-def test_a_server_without_a_template_says_so_at_once(fake: type[FakeClient]) -> None:
+def test_a_missing_chat_template_is_reported_at_once(fake: type[FakeClient]) -> None:
     fake.refusal = InvalidArgumentError("messages", "start the coordinator with --chat-template FILE")
     done = command("chat", stdin="hi\n")
     assert done.returncode == 2
@@ -120,7 +120,7 @@ def test_a_server_without_a_template_says_so_at_once(fake: type[FakeClient]) -> 
     ("words", "name"),
     [(["--n", "2"], "n"), (["--echo"], "echo"), (["--logprobs", "1"], "logprobs")],
 )
-def test_what_does_not_go_with_a_conversation_is_named(words: list[str], name: str) -> None:
+def test_unsuitable_chat_options_are_named(words: list[str], name: str) -> None:
     done = command("chat", *words)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: --{name}: ")

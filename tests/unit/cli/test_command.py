@@ -29,7 +29,7 @@ def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-def test_a_wrong_value_of_a_variable_names_it(
+def test_a_bad_environment_value_names_its_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_MAX_RUNNING", "many")
@@ -41,7 +41,7 @@ def test_a_wrong_value_of_a_variable_names_it(
     assert run(["coordinator", "--tokenizer", "x"], capsys).startswith("error: PACELINE_TARGET: must be host")
 
 
-def test_fields_in_a_message_are_options_and_paths_stay(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_name_options_and_keep_paths(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["target-worker", "--model", "embedded:target", "--tls-key", "/a/tls_ca"]
     assert run(words, capsys) == "error: --tls-certificate: is required with --tls-key\n"
     named = run(["target-worker", "--model", "/no/max_model_len/tls_ca.d"], capsys)
@@ -59,7 +59,7 @@ def test_fields_in_a_message_are_options_and_paths_stay(capsys: pytest.CaptureFi
         ("was killed", "error: draft: was killed\n"),
     ],
 )
-def test_a_child_s_option_is_that_of_the_stack(
+def test_a_childs_option_is_shown_as_the_stacks(
     said: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -79,7 +79,7 @@ def test_a_child_s_option_is_that_of_the_stack(
         ("PACELINE_QQQQQQQQ", "x", "no option uses this variable"),
     ],
 )
-def test_a_variable_that_sets_nothing_is_told_of(
+def test_an_unknown_variable_is_warned_of(
     name: str, value: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -98,7 +98,7 @@ def test_a_variable_that_sets_nothing_is_told_of(
         *("PACELINE_TEST_PAIR", "OTHER"),
     ],
 )
-def test_other_variables_of_the_prefix_are_known(
+def test_other_prefixed_variables_are_known(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, LINK)
@@ -114,14 +114,14 @@ def test_a_child_does_not_repeat_the_warning(
     assert "PACELINE_TARGT_MODEL" in run(words[:-1], capsys)
 
 
-def test_warnings_are_in_order_and_of_our_prefix_alone() -> None:
+def test_warnings_are_sorted_and_of_our_prefix_only() -> None:
     environment = {"PACELINE_B": "1", "PACELINE_A": "1", "PACE": "1", "PACELINE_K": "1"}
     found = [warning.split()[0] for warning in unknown_variables(["PACELINE_K"], environment)]
     assert found == ["PACELINE_A", "PACELINE_B"]
 
 
 @pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/compose.secure.yml"])
-def test_no_variable_of_compose_is_warned_of(file: str) -> None:
+def test_compose_variables_cause_no_warning(file: str) -> None:
     names = re.findall(r"PACELINE_\w*[A-Z]", (ROOT / file).read_text())
     known = [p.envvar for command in COMMANDS.values() for p in command.params if isinstance(p.envvar, str)]
     assert names
@@ -129,12 +129,12 @@ def test_no_variable_of_compose_is_warned_of(file: str) -> None:
 
 
 @pytest.mark.parametrize("command", sorted(GROUPED_COMMANDS))
-def test_every_option_that_serves_has_a_group(command: str) -> None:
+def test_every_serving_option_has_a_group(command: str) -> None:
     options = [p.name for p in COMMANDS[command].params if p.param_type_name == "option"]
     assert [name for name in options if name != "help" and group_of(name) is None] == []
 
 
-def test_every_group_is_in_the_help_with_its_options() -> None:
+def test_help_lists_every_group_with_its_options() -> None:
     result = CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "80"})
     lines = result.output.splitlines()
     titles = [line.removesuffix(":") for line in lines if line[:1].isalpha() and line.endswith(":")]
@@ -143,7 +143,7 @@ def test_every_group_is_in_the_help_with_its_options() -> None:
     assert [line.split()[0] for line in lines[lines.index("Options:") + 1 :] if line] == ["--help"]
 
 
-def test_a_group_names_no_field_twice() -> None:
+def test_no_group_names_a_field_twice() -> None:
     names = [name for group in GROUPS.values() for name in group.split()]
     assert sorted(set(names)) == sorted(names)
 
@@ -158,7 +158,7 @@ def test_a_group_names_no_field_twice() -> None:
         ({"target_model": "", "draft_model": "none"}, None, ("embedded:target", "none")),
     ],
 )
-def test_the_argument_is_the_target_and_its_draft_fits(
+def test_the_model_argument_sets_target_and_draft(
     options: dict[str, Any], model: str | None, pair: tuple[str, str]
 ) -> None:
     chosen = serve._with_models(StackOptions(**options), model)
@@ -169,7 +169,7 @@ def test_two_targets_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "m/x", "--target-model", "m/y"], capsys).startswith("error: --target-model: is m/y")
 
 
-def test_serve_takes_a_target_as_vllm_does(
+def test_serve_accepts_a_target_like_vllm(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[StackConfig] = []

@@ -92,7 +92,7 @@ def render(*shown: Any) -> str:
     return console.file.getvalue()
 
 
-def test_a_character_of_several_tokens_appears_whole(model: Path) -> None:
+def test_a_character_of_several_tokens_is_shown_whole(model: Path) -> None:
     text = 'naïve = "日本 🚲"\n'
     texts = TokenTexts(str(model))
     pieces = [texts.text_of(token_id) for token_id in encode(model, text)]
@@ -101,7 +101,7 @@ def test_a_character_of_several_tokens_appears_whole(model: Path) -> None:
     assert pieces.count("") == len(text.encode()) - len(text)
 
 
-def test_bytes_that_are_no_character_do_not_end_the_demo(tmp_path: Path) -> None:
+def test_invalid_bytes_do_not_end_the_demo(tmp_path: Path) -> None:
     vocabulary = {token: i for i, token in enumerate(["a", *(f"<0x{byte:02X}>" for byte in range(256))])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -158,11 +158,11 @@ async def test_each_token_has_the_colour_of_its_origin(model: Path) -> None:
     assert shown.rstrip().endswith("d")
 
 
-async def test_without_a_terminal_there_are_neither_colours_nor_a_legend(model: Path) -> None:
+async def test_without_a_terminal_there_is_no_colour(model: Path) -> None:
     assert await completion(model, Console(file=io.StringIO())) == "\nx = abcd\n"
 
 
-def test_rates_are_medians_and_counts_are_the_last_request_s() -> None:
+def test_rates_are_medians_and_counts_the_last_requests() -> None:
     speculative = [Measured(result(), seconds) for seconds in (0.5, 0.01, 0.1)]
     plain = [Measured(result(drafted=0, accepted=0, rounds=6), seconds) for seconds in (0.2, 0.2, 9.0)]
     lines = [line.split() for line in render(comparison(speculative, plain)).splitlines()]
@@ -189,7 +189,7 @@ def test_the_parts_of_a_round_add_up() -> None:
     assert "10.00 ms" in shown  # 0.02 s of draft time in 2 rounds
 
 
-def test_equal_tokens_are_told_and_different_ones_too() -> None:
+def test_equal_and_different_tokens_are_reported() -> None:
     same = conclusions([Measured(result(), 1.0)], [Measured(result(), 1.0)], 0.7)
     assert same[0] == "Both ways gave the same 6 tokens."
     other = conclusions([Measured(result(), 1.0)], [Measured(result((1, 2, 9, 4, 5, 6)), 1.0)], 0.7)
@@ -198,9 +198,7 @@ def test_equal_tokens_are_told_and_different_ones_too() -> None:
 
 @pytest.mark.parametrize("mode", AcceptanceMode)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_reason_for_different_tokens_is_that_of_the_mode(
-    mode: AcceptanceMode, temperature: float
-) -> None:
+def test_the_reason_for_different_tokens_fits_the_mode(mode: AcceptanceMode, temperature: float) -> None:
     """Numerics where a seed fixes the tokens, the rounds where they have a part in them."""
     one, other = ([Measured(replace(result(ids), acceptance=mode), 1.0)] for ids in ((1, 2), (1, 3)))
     told = conclusions(one, other, temperature)[0]
@@ -214,7 +212,7 @@ def test_without_drafts_there_is_no_theory() -> None:
     assert told[1:] == ["Nothing was drafted."]
 
 
-def test_alpha_is_of_the_draft_tokens_that_were_judged() -> None:
+def test_alpha_counts_judged_draft_tokens_only() -> None:
     """Of each four two are accepted and one is rejected; the one behind it is not judged."""
     origins = (TokenOrigin.ACCEPTED, TokenOrigin.ACCEPTED, TokenOrigin.CORRECTION) * 2
     told = conclusions([Measured(replace(result(), origins=origins), 1.0)], [Measured(result(), 1.0)], 0.7)
@@ -222,7 +220,7 @@ def test_alpha_is_of_the_draft_tokens_that_were_judged() -> None:
 
 
 @pytest.mark.parametrize(("options", "device"), [([], "cpu"), (["--device", "cuda"], "cuda")])
-def test_it_runs_on_the_cpu_unless_told_otherwise(
+def test_the_demo_runs_on_the_cpu_by_default(
     options: list[str], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once on a GPU where there was one: of a small one's memory each worker took what was free for both."""

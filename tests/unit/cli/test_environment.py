@@ -10,20 +10,20 @@ import pytest
 from paceline.cli.environment import GRPC_EXPERIMENTS, prepare
 
 
-def test_what_is_set_stays() -> None:
+def test_an_existing_variable_is_kept() -> None:
     environment = {"GRPC_EXPERIMENTS": "mine"}
     prepare(environment)
     assert environment == {"GRPC_EXPERIMENTS": "mine"}
 
 
-def test_what_is_not_set_is_set() -> None:
+def test_a_missing_variable_is_set() -> None:
     environment: dict[str, str] = {}
     prepare(environment)
     assert environment == {"GRPC_EXPERIMENTS": GRPC_EXPERIMENTS}
 
 
 @pytest.mark.slow
-def test_it_is_set_before_grpc_is_loaded() -> None:
+def test_variables_are_set_before_grpc_is_loaded() -> None:
     """An audit hook sees every import, the command's own ones in their order."""
     script = """
 import os, sys
@@ -41,7 +41,7 @@ print(seen[0])
 
 
 @pytest.mark.slow
-def test_the_pinned_grpc_knows_the_names() -> None:
+def test_the_pinned_grpc_knows_the_experiments() -> None:
     """It complains on standard error of an experiment that it does not have."""
     script = "import paceline.cli, grpc; grpc.insecure_channel('127.0.0.1:1').close()"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

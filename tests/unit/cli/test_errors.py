@@ -77,7 +77,7 @@ def test_bad_arguments_are_one_line_and_code_2(
 
 
 @pytest.mark.parametrize(("words", "listed"), [([], "target-worker"), (["keys"], "remove")])
-def test_a_command_without_its_command_prints_the_help_as_it_is(
+def test_a_group_without_a_command_prints_its_help(
     words: list[str], listed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once: all of it in one line, after `error:`."""
@@ -93,7 +93,7 @@ def test_a_command_without_its_command_prints_the_help_as_it_is(
     "words",
     [["coordinator", "--target", "a:1", "--tokenizer", "x"], ["serve"], ["serve", "--log-format", "json"]],
 )
-def test_a_level_of_logs_that_is_none_is_told_like_a_bad_argument(
+def test_an_invalid_log_level_is_a_bad_argument(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_LOG_LEVEL", "verbose")
@@ -132,7 +132,7 @@ def test_each_error_has_its_line_and_code(
     assert run(["plan"], capsys) == (code, "", line)
 
 
-def test_a_defect_keeps_its_traceback(
+def test_an_unexpected_error_keeps_its_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.cli.commands.plan.make_plan", None)
@@ -146,7 +146,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith("paceline ")
 
 
-def test_nobody_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["status", "--address"], ["health"]):
         code, out, err = run([*words, "127.0.0.1:1"], capsys)
         assert (code, out) == (1, "")
@@ -155,6 +155,6 @@ def test_nobody_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_commands_without_a_model_need_no_torch() -> None:
+def test_commands_without_a_model_do_not_load_torch() -> None:
     check = "import sys, paceline.cli.app; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

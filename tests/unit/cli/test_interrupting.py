@@ -50,21 +50,21 @@ def interrupted(folder: Path, module: str, handler: str, seconds: str = "") -> t
 
 
 @pytest.mark.parametrize("module", ["typer", "grpc", "rich"])
-def test_ctrl_c_while_loading_says_nothing(tmp_path: Path, module: str) -> None:
+def test_ctrl_c_while_loading_prints_nothing(tmp_path: Path, module: str) -> None:
     assert interrupted(tmp_path, module, "default_int_handler") == (130, "")
 
 
-def test_a_background_job_goes_on_loading(tmp_path: Path) -> None:
+def test_a_background_job_ignores_ctrl_c_while_loading(tmp_path: Path) -> None:
     """A shell has it ignore SIGINT."""
     assert interrupted(tmp_path, "typer", "SIG_IGN", "0.2") == (7, "")
 
 
-def test_every_way_to_start_has_the_handler_first() -> None:
+def test_every_entry_point_installs_the_handler_first() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"paceline": "paceline.__main__:main"}
 
 
-def test_importing_the_package_loads_next_to_nothing() -> None:
+def test_importing_the_package_loads_almost_nothing() -> None:
     """What it loads is loaded before the handler is there."""
     program = "import sys; before = set(sys.modules); import paceline; print(*set(sys.modules) - before)"
     loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)

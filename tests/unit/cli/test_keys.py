@@ -25,9 +25,7 @@ def add(file: Path, *words: str) -> None:
     assert not end.value.code
 
 
-def test_limits_are_given_and_not_taken_from_the_settings_of_a_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_limits_ignore_a_workers_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: what an environment bounds its worker with became the limit of every new key."""
     monkeypatch.setenv("PACELINE_MAX_SEQUENCES", "3")
     monkeypatch.setenv("PACELINE_REQUESTS_PER_MINUTE", "4")
@@ -51,7 +49,7 @@ def names(file: Path) -> set[str]:
     ],
     ids=["add", "remove"],
 )
-def test_two_that_change_the_file_at_once_both_do(
+def test_two_simultaneous_changes_both_take_effect(
     meanwhile: Callable[[Path], None], left: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: both read the file before either had written it, and the first one's change was lost."""
@@ -74,7 +72,7 @@ def test_two_that_change_the_file_at_once_both_do(
     assert list(tmp_path.iterdir()) == [file], "the lock is gone"
 
 
-def test_a_lock_that_is_removed_lets_no_two_in(tmp_path: Path) -> None:
+def test_a_removed_lock_does_not_admit_two(tmp_path: Path) -> None:
     """Who waited for it has one that is gone, while those who come then make a new one."""
     pytest.importorskip("fcntl")
     file, inside, most = tmp_path / "keys.json", 0, 0
@@ -97,20 +95,20 @@ def test_a_lock_that_is_removed_lets_no_two_in(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_was_left_there_is_in_nobody_s_way(tmp_path: Path) -> None:
+def test_a_leftover_lock_file_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / ".keys.json.lock").touch()
     keys_module.add("alice", tmp_path / "keys.json")
     assert names(tmp_path / "keys.json") == {"alice"}
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         keys_module.add("alice", tmp_path / "none" / "keys.json")
     assert refused.value.field == "api_keys"
     assert str(tmp_path / "none") in refused.value.description
 
 
-def test_a_full_disk_is_named_and_the_file_stays_whole(
+def test_a_full_disk_is_reported_and_the_file_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(_: int) -> None:
@@ -132,9 +130,7 @@ def test_a_full_disk_is_named_and_the_file_stays_whole(
         assert list(tmp_path.iterdir()) == [file], "nothing is left beside it"
 
 
-def test_a_key_that_nobody_could_be_shown_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_could_not_be_shown_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -178,7 +178,7 @@ def options_of(cls: type[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("cls", [*CLASSES, StackConfig, SamplingParams, Structure, LoadConfig])
-def test_every_option_has_help_for_who_types_it(cls: type[Any]) -> None:
+def test_every_option_has_user_help(cls: type[Any]) -> None:
     """It has no word about values of Python's, and tells of every option that may be repeated."""
     for parameter in options_of(cls):
         described = getattr(parameter, "help", None)
@@ -187,7 +187,7 @@ def test_every_option_has_help_for_who_types_it(cls: type[Any]) -> None:
         assert not parameter.multiple or "may be repeated" in described.lower(), parameter.name
 
 
-def test_the_page_of_settings_lists_every_option_of_a_process() -> None:
+def test_the_settings_page_lists_every_option() -> None:
     text = SETTINGS.read_text(encoding="utf-8")
     workers, coordinator = text[text.index("\nWorkers (") :].split("\nCoordinator:\n")
     for cls, table in ((DraftConfig, workers), (TargetConfig, workers), (CoordinatorConfig, coordinator)):
@@ -196,7 +196,7 @@ def test_the_page_of_settings_lists_every_option_of_a_process() -> None:
         assert {OFF.get(word, word) for word in listed} >= {flag(f.name) for f in fields(cls)}
 
 
-def test_the_page_of_settings_says_what_serve_gives_its_processes_itself() -> None:
+def test_the_settings_page_lists_what_serve_sets_itself() -> None:
     """Settings of a process that `serve` has under another name begin with a worker's role there."""
     text = SETTINGS.read_text(encoding="utf-8")
     told = text[text.index("`paceline serve` has the settings of all three") :].partition("; its own are")[0]
@@ -206,7 +206,7 @@ def test_the_page_of_settings_says_what_serve_gives_its_processes_itself() -> No
     assert set(re.findall("`(--[a-z-]+)`", told)) == names - served
 
 
-def test_a_structure_is_what_its_option_says(tmp_path: Path) -> None:
+def test_a_structure_option_sets_the_structure(tmp_path: Path) -> None:
     schema = tmp_path / "schema"
     schema.write_text('{"type": "object"}')
     examples: list[tuple[list[str], dict[str, Any]]] = [
@@ -243,12 +243,12 @@ class MoreOfIt(Example):
     """Which."""
 
 
-def test_docstrings_of_fields_are_read() -> None:
+def test_field_docstrings_are_read() -> None:
     assert field_docs(Example) == {"number": "How many."}
     assert field_docs(MoreOfIt) == {"number": "How many.", "colour": "Which."}, "those of its base as well"
 
 
-def test_kinds_of_fields() -> None:
+def test_fields_of_every_kind_are_parsed() -> None:
     assert parse(Example, ["--number", "3"]) == Example(3)
     assert parse(Example, ["--number", "3", "--no-bright"]) == Example(3, bright=False)
     assert parse(Example, ["--number", "3", "--colour", "red", "--names", "x"]) == Example(
@@ -256,7 +256,7 @@ def test_kinds_of_fields() -> None:
     )
 
 
-def test_a_command_may_have_its_own_defaults_and_options() -> None:
+def test_a_command_may_add_defaults_and_options() -> None:
     seen: list[Any] = []
 
     def command(

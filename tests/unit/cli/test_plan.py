@@ -29,7 +29,9 @@ def output(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (0.9, 0.3, 0, 1.0, 1.0),
     ],
 )
-def test_the_speedup_is_theorem_3_8(alpha: float, c: float, k: int, tokens: float, speedup: float) -> None:
+def test_the_speedup_follows_theorem_3_8(
+    alpha: float, c: float, k: int, tokens: float, speedup: float
+) -> None:
     plan = make_plan(alpha, c, k)
     assert plan.expected_tokens == pytest.approx(tokens)
     assert plan.speedup == pytest.approx(speedup)
@@ -45,7 +47,7 @@ def test_the_best_k_is_the_best_row() -> None:
             assert plan.improvement_possible == (plan.best_k > 0)
 
 
-def test_plain_decoding_pays_no_overhead() -> None:
+def test_plain_decoding_has_no_overhead() -> None:
     plan = make_plan(0.5, 0.1, 0, overhead=10.0)
     assert (plan.best_k, plan.speedup, plan.rows[0].speedup) == (0, 1.0, 1.0)
     assert plan.rows[4].speedup < 1
@@ -71,7 +73,7 @@ def test_a_hidden_draft_costs_nothing() -> None:
         ("max_k", {"max_k": 33}),
     ],
 )
-def test_what_makes_no_sense_is_refused(field: str, values: dict[str, float]) -> None:
+def test_invalid_plan_values_are_refused(field: str, values: dict[str, float]) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         make_plan(**{"alpha": 0.5, "c": 0.1, "k": 2, **values})  # type: ignore[arg-type]
     assert refused.value.field == field
@@ -89,7 +91,7 @@ def test_json_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed["oracle_bound"] is None
 
 
-def test_the_table_and_the_plot(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_and_the_plot_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     printed = output([], capsys)
     assert "K = 4: 3.36 tokens per round, 2.80× plain speed" in printed
     assert "best K = 8: 3.09×; upper bound for any draft: 5.00×" in printed
@@ -99,11 +101,11 @@ def test_the_table_and_the_plot(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in printed
 
 
-def test_a_hopeless_draft_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_useless_draft_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot help" in output(["--alpha", "0.2", "--c", "0.3"], capsys)
 
 
-def test_without_plotext_there_is_still_a_table(
+def test_without_plotext_the_table_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)

@@ -24,21 +24,21 @@ def _serve(**environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
 
 
-def test_links_are_not_ports() -> None:
+def test_service_links_are_not_ports() -> None:
     """Once: where a Service was named `paceline`, `paceline serve` ended with "not a valid integer"."""
     ended = _serve(**{f"PACELINE_{name}": LINK for name in PORTS})
     assert (ended.returncode, ended.stderr.startswith(f"error: {REFUSED}")) == (2, True), ended.stderr
 
 
 @pytest.mark.parametrize("value", ["abc", "http://10.96.1.2:50151", "10.96.1.2:50151"])
-def test_what_is_no_link_is_refused_by_name(value: str) -> None:
+def test_a_bad_port_variable_is_refused_by_name(value: str) -> None:
     ended = _serve(PACELINE_HTTP_PORT=value)
     assert (ended.returncode, ended.stderr.startswith("error: PACELINE_HTTP_PORT: ")) == (2, True), (
         ended.stderr
     )
 
 
-def test_only_links_in_variables_of_ports_are_removed() -> None:
+def test_only_links_in_port_variables_are_removed() -> None:
     """Children are started with what is left."""
     kept = {
         "GRPC_EXPERIMENTS": GRPC_EXPERIMENTS,

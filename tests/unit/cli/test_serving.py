@@ -85,7 +85,7 @@ def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0, 1))
 
 
-def test_what_is_of_both_is_for_each_that_leaves_it_open() -> None:
+def test_shared_options_apply_where_a_worker_has_none() -> None:
     config = _checked(
         StackOptions(draft_device="cuda", target_threads=2), device="cpu", dtype="auto", threads=1
     )
@@ -93,7 +93,7 @@ def test_what_is_of_both_is_for_each_that_leaves_it_open() -> None:
     assert (config.target_threads, config.draft_threads) == (2, 1)
 
 
-def test_a_process_that_nobody_reads_leaves_at_once() -> None:
+def test_a_process_without_readers_exits_quietly() -> None:
     """Once: what was left to write raised BrokenPipeError, and a worker ended as one that had failed."""
     module = "paceline.cli.commands.serve"
     leaving = f"import sys; from {module} import _leave; sys.stdin.read(); print('more'); _leave()"
@@ -106,7 +106,7 @@ def test_a_process_that_nobody_reads_leaves_at_once() -> None:
 
 
 @pytest.mark.parametrize("role", ["coordinator", "target"])
-def test_the_first_ctrl_c_ends_a_process_that_is_still_loading(role: str) -> None:
+def test_the_first_ctrl_c_ends_a_loading_process(role: str) -> None:
     """Once: asyncio cancelled its main task, which did not notice before all was loaded."""
     command = [sys.executable, "-P", "-c", LOADING, role, "default_int_handler"]
     with subprocess.Popen(command, **PIPES) as process:
@@ -119,7 +119,7 @@ def test_the_first_ctrl_c_ends_a_process_that_is_still_loading(role: str) -> Non
             process.kill()
 
 
-def test_ctrl_c_stops_a_process_that_serves_in_order() -> None:
+def test_ctrl_c_stops_a_serving_process_in_order() -> None:
     with subprocess.Popen([sys.executable, "-P", "-c", SERVING], **PIPES) as process:
         try:
             assert b'"event": "ready"' in process.stdout.readline()
@@ -142,7 +142,7 @@ def test_a_process_that_ignores_ctrl_c_goes_on_loading() -> None:
             process.kill()
 
 
-def test_the_first_line_of_serve_comes_before_all_else() -> None:
+def test_serve_prints_its_start_line_first() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PACELINE_LOG_LEVEL"}
     done = subprocess.run(
         [sys.executable, "-P", "-c", SUPERVISING],
@@ -157,7 +157,7 @@ def test_the_first_line_of_serve_comes_before_all_else() -> None:
     assert second.endswith("of no interest"), "what the stack itself writes first"
 
 
-def test_the_supervisor_s_lines_have_time_and_level_and_the_level_that_is_wanted() -> None:
+def test_supervisor_log_lines_follow_the_log_level() -> None:
     """Once: as text they had neither, and PACELINE_LOG_LEVEL was of the children alone."""
     wanted = {**os.environ, "PACELINE_LOG_LEVEL": "WARNING"}
     done = subprocess.run(
@@ -170,7 +170,7 @@ def test_the_supervisor_s_lines_have_time_and_level_and_the_level_that_is_wanted
 
 @pytest.mark.parametrize("role", ["draft", "target"])
 @pytest.mark.parametrize("more", [[], ["--exit-with-parent"]])
-def test_a_worker_says_first_that_it_loads_libraries(
+def test_a_worker_first_reports_loading_libraries(
     role: str, more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[str] = []
@@ -185,7 +185,7 @@ def test_a_worker_says_first_that_it_loads_libraries(
     assert ["loading libraries" in text for text in said] == [True]
 
 
-def test_the_announcement_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_announcement_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[str] = []
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=pieces.append, flush=lambda: None))
     config = SimpleNamespace(target_model="t", draft_model="d", worker_roles=("target", "draft"))

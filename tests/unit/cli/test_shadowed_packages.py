@@ -28,7 +28,7 @@ def run(folder: Path, package: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("package", COMMANDS)
-def test_package_in_the_working_folder_is_named(tmp_path: Path, package: str) -> None:
+def test_a_package_in_the_working_folder_is_named(tmp_path: Path, package: str) -> None:
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text("raise SystemExit('run')")
     ended = run(tmp_path, package)
@@ -39,7 +39,7 @@ def test_package_in_the_working_folder_is_named(tmp_path: Path, package: str) ->
     assert "shadows" in line
 
 
-def test_module_of_one_file_is_named(tmp_path: Path) -> None:
+def test_a_shadowing_module_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "coordinator.py"
     file.write_text("raise SystemExit('run')")
     ended = run(tmp_path, "coordinator")
@@ -52,12 +52,12 @@ def test_our_own_packages_pass(package: str) -> None:
     check_ours(package)
 
 
-def test_package_that_is_not_there_is_named() -> None:
+def test_a_missing_package_is_named() -> None:
     with pytest.raises(UnavailableError, match="not installed"):
         check_ours("no_such_package_of_ours")
 
 
-def test_folder_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shadowing_folder_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "coordinator").mkdir()
     (tmp_path / "coordinator/__init__.py").touch()
     script = "from paceline.core.system.own_packages import check_ours; check_ours('coordinator')"

@@ -61,7 +61,7 @@ def shown(*workers: WorkerStatus) -> str:
         "expected [/end], got [a]",
     ],
 )
-def test_a_reason_and_an_address_appear_as_they_are(reason: str) -> None:
+def test_reasons_and_addresses_are_printed_verbatim(reason: str) -> None:
     table = shown(
         WorkerStatus("[fd00::2]:50051", "target", WorkerState.REFUSED, reason, None),
         WorkerStatus("[fd00::3]:50052", "draft", WorkerState.LOST, reason, INFO),
@@ -77,13 +77,13 @@ def test_a_reason_and_an_address_appear_as_they_are(reason: str) -> None:
     assert "none yet" in draft
 
 
-def test_what_is_counted_is_named() -> None:
+def test_counts_are_named_as_completions() -> None:
     """A request with `n` of 3 is three of them."""
     told = _summary(ServerStatus(replace(COORDINATOR, finished_requests=3, failed_requests=1), ()), "http")
     assert "3 finished, 1 failed completions (each of n)" in told
 
 
-def test_warnings_of_the_coordinator_are_shown() -> None:
+def test_coordinator_warnings_are_shown() -> None:
     warned = replace(COORDINATOR, warnings=("a draft is short", "a draft is idle"))
     *_, first, second = _summary(ServerStatus(warned, ()), "http").splitlines()
     assert (first, second) == ("warning: a draft is short", "warning: a draft is idle")

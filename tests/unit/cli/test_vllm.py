@@ -18,22 +18,22 @@ def translated(*words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("ours", sorted(set(vllm.SAME_MEANING.values())))
-def test_what_stands_for_theirs_is_an_option(ours: str) -> None:
+def test_every_vllm_alias_maps_to_an_option(ours: str) -> None:
     assert ours.partition("=")[0] in SERVE
 
 
-def test_no_name_of_theirs_hides_one_of_ours() -> None:
+def test_no_vllm_alias_hides_an_option() -> None:
     theirs = {*vllm.SAME_MEANING, *vllm.SO_ANYWAY, *vllm.NOT_HERE}
     assert theirs & SERVE == set()
 
 
-def test_names_are_taken_with_their_values() -> None:
+def test_vllm_options_keep_their_values() -> None:
     words = ("m/x", "--max-num-seqs", "8", "--served-model-name=y", "--enforce-eager", "--port", "1")
     expected = ["m/x", "--max-running", "8", "--model-name=y", "--no-cuda-graphs", "--port", "1"]
     assert translated(*words) == expected
 
 
-def test_underscores_are_taken_for_hyphens() -> None:
+def test_underscores_are_accepted_as_hyphens() -> None:
     assert translated("--max_num_seqs=8") == ["--max-running=8"]
     words = ("--max_model_len", "9", "--gpu_memory_utilization=0.5", "--trust_remote_code", "m/a_b")
     expected = ["--max-model-len", "9", "--gpu-memory-utilization=0.5", "--trust-remote-code", "m/a_b"]
@@ -41,11 +41,11 @@ def test_underscores_are_taken_for_hyphens() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["--dtype=half", "--dtype half"])
-def test_other_names_of_number_formats_are_taken(dtype: str) -> None:
+def test_vllm_dtype_names_are_accepted(dtype: str) -> None:
     assert translated(*dtype.split()) == ["--dtype", "float16"]
 
 
-def test_what_is_so_anyway_is_left_out() -> None:
+def test_vllm_options_without_effect_are_dropped() -> None:
     words = ("--disable-log-requests", "--tensor-parallel-size", "1", "-tp=1", "--load-format", "auto")
     assert translated(*words, "m/x") == ["m/x"]
 
@@ -64,13 +64,15 @@ def test_what_is_so_anyway_is_left_out() -> None:
         (("--speculative-config", '{"method": "eagle"}'), "--speculative-config", "method 'eagle'"),
     ],
 )
-def test_what_is_not_here_is_refused_with_the_reason(words: tuple[str, ...], field: str, said: str) -> None:
+def test_unsupported_vllm_options_are_refused_with_a_reason(
+    words: tuple[str, ...], field: str, said: str
+) -> None:
     with pytest.raises(InvalidArgumentError, match=said) as refused:
         translated(*words)
     assert refused.value.field == field
 
 
-def test_a_speculative_config_is_our_options() -> None:
+def test_a_speculative_config_becomes_our_options() -> None:
     config = '{"method": "draft_model", "model": "m/d", "num_speculative_tokens": 5}'
     expected = ["--draft-model", "m/d", "--num-speculative-tokens", "5"]
     assert translated("--speculative-config", config) == expected

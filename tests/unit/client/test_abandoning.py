@@ -28,7 +28,7 @@ class Answer:
         pass
 
 
-def test_a_dropped_stream_is_cancelled_before_its_name_is_used_again(
+def test_a_dropped_stream_is_cancelled_before_reusing_its_id(
     messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: after it, if the thread that was to do it had others to wait for, and the new request ended."""
@@ -76,7 +76,7 @@ def test_a_dropped_stream_is_cancelled_before_its_name_is_used_again(
     ]
 
 
-def test_a_request_waits_for_a_cancellation_that_is_being_made() -> None:
+def test_a_request_waits_for_a_pending_cancellation() -> None:
     """The thread has taken the name and not made the call yet: the request would go first."""
     order: list[str] = []
     taken, waits, goes_on = threading.Event(), threading.Event(), threading.Event()

@@ -41,7 +41,9 @@ def test_the_result_is_the_sum_of_the_chunks(messages: Any) -> None:
         ({"stop_string": None, "finish_reason": generation_pb2.FINISH_REASON_LENGTH}, "length", None),
     ],
 )
-def test_finish_and_stop_reasons(messages: Any, changes: Any, reason: str, stop_reason: Any) -> None:
+def test_finish_and_stop_reasons_are_reported(
+    messages: Any, changes: Any, reason: str, stop_reason: Any
+) -> None:
     assembler = feed_all([*messages.good[:-1], messages.finished(**changes)])
     result = assembler.require_result()
     assert (result.finish_reason, result.stop_reason) == (reason, stop_reason)
@@ -94,7 +96,7 @@ def test_an_early_end_names_the_last_index(messages: Any) -> None:
         assert caught.value.last_index == last_index
 
 
-def test_the_servers_last_index_stands(messages: Any) -> None:
+def test_the_servers_last_index_is_kept(messages: Any) -> None:
     assembler = feed_all(messages.good[:3])
     with pytest.raises(UnavailableError) as caught:
         assembler.fail(UnavailableError("lost", 9))
@@ -103,7 +105,7 @@ def test_the_servers_last_index_stands(messages: Any) -> None:
 
 @given(st.lists(st.binary(max_size=40), max_size=6))
 @settings(max_examples=200, deadline=None)
-def test_any_bytes_are_folded_or_refused(payloads: list[bytes]) -> None:
+def test_any_messages_are_assembled_or_refused(payloads: list[bytes]) -> None:
     assembler = StreamAssembler()
     for payload in payloads:
         try:

@@ -29,7 +29,7 @@ async def ended(server: Any) -> bool:
     return await asyncio.to_thread(server.ended.wait, WAIT)
 
 
-async def test_generate_and_stream(server: Any) -> None:
+async def test_generate_and_stream_give_the_same_text(server: Any) -> None:
     async with AsyncClient(server.address) as client:
         assert (await client.generate("x")).text == "Hello!"
         assert [chunk.text async for chunk in client.stream("x")] == ["He", "", "llo", "!"]
@@ -54,7 +54,7 @@ async def test_breaking_out_cancels_at_once(server: Any, messages: Any) -> None:
         gc.enable()
 
 
-async def test_a_stream_is_a_context(server: Any, messages: Any) -> None:
+async def test_a_stream_is_a_context_manager(server: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     async with AsyncClient(server.address) as client:
         async with client.stream("x") as stream:
@@ -85,9 +85,7 @@ async def test_cancelling_the_task_cancels_the_call(server: Any, messages: Any, 
         assert await ended(server)
 
 
-async def test_an_error_that_is_kept_does_not_keep_a_stream_that_was_dropped(
-    server: Any, messages: Any
-) -> None:
+async def test_a_kept_error_does_not_keep_its_stream(server: Any, messages: Any) -> None:
     """Its traceback did, and the server generated on for somebody who had given up."""
     server.play_and_block(*messages.good[:2])
     gc.disable()
@@ -122,7 +120,7 @@ async def test_asyncio_timeout_stays_a_timeout(server: Any, messages: Any) -> No
         assert await ended(server)
 
 
-async def test_a_deadline_in_mid_stream(server: Any, messages: Any) -> None:
+async def test_a_deadline_ends_a_stream_midway(server: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     async with AsyncClient(server.address) as client:
         seen: list[str] = []
@@ -139,7 +137,7 @@ async def test_a_deadline_in_mid_stream(server: Any, messages: Any) -> None:
         assert seen == ["He"]
 
 
-async def test_closing_from_another_task_is_not_a_task_cancellation(server: Any, messages: Any) -> None:
+async def test_closing_from_another_task_does_not_cancel_it(server: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     async with AsyncClient(server.address) as client:
         stream = client.stream("x")
@@ -159,7 +157,7 @@ async def test_a_client_that_was_never_used_closes(server: Any) -> None:
         await client.status()
 
 
-def test_it_may_be_made_outside_of_any_event_loop(server: Any) -> None:
+def test_a_client_may_be_made_without_an_event_loop(server: Any) -> None:
     client = AsyncClient(server.address)
 
     async def main() -> str:
@@ -169,7 +167,7 @@ def test_it_may_be_made_outside_of_any_event_loop(server: Any) -> None:
     assert asyncio.run(main()) == "Hello!"
 
 
-def test_a_call_outside_of_any_event_loop_leaves_the_client_as_it_was(server: Any) -> None:
+def test_a_call_without_an_event_loop_leaves_the_client_usable(server: Any) -> None:
     """Once: with a connection of another loop, of which every later call was."""
     client = AsyncClient(server.address)
     with pytest.raises(RuntimeError, match="no running event loop"):
@@ -205,9 +203,7 @@ def pausing_after(server: Any, messages: Any, before: int) -> None:
 
 @pytest.mark.parametrize("before", [0, 1, 2])
 @pytest.mark.parametrize("resumes", [0, 5])
-async def test_whoever_gives_up_waiting_loses_nothing(
-    server: Any, messages: Any, before: int, resumes: int
-) -> None:
+async def test_a_cancelled_read_loses_nothing(server: Any, messages: Any, before: int, resumes: int) -> None:
     """Once: each time broke the stream, and six ended it; before its beginning the first did."""
     pausing_after(server, messages, before)
     async with AsyncClient(server.address, resume_seconds=resumes) as client:
@@ -220,9 +216,7 @@ async def test_whoever_gives_up_waiting_loses_nothing(
         assert (stream.num_resumes, len(server.requests)) == (0, 1)
 
 
-async def test_waits_given_up_at_any_moment_lose_nothing_and_repeat_nothing(
-    server: Any, messages: Any
-) -> None:
+async def test_reads_cancelled_at_any_time_lose_nothing(server: Any, messages: Any) -> None:
     count = 300
     chunks = [messages.chunk(i, [i], "a", [messages.target]) for i in range(count)]
     server.play(messages.started(), *chunks, messages.finished(count))
@@ -244,7 +238,7 @@ async def test_waits_given_up_at_any_moment_lose_nothing_and_repeat_nothing(
     assert stream.num_resumes == 0
 
 
-async def test_whoever_gives_up_in_the_pause_takes_no_resume(server: Any, messages: Any) -> None:
+async def test_a_read_cancelled_in_a_pause_costs_no_resume(server: Any, messages: Any) -> None:
     """Once: each time counted as another break."""
     server.play(*messages.good[:2])
     async with AsyncClient(server.address) as client:
@@ -258,7 +252,7 @@ async def test_whoever_gives_up_in_the_pause_takes_no_resume(server: Any, messag
         assert (stream.num_resumes, len(server.requests)) == (1, 2)
 
 
-async def test_one_task_at_a_time_reads_a_stream(server: Any, messages: Any) -> None:
+async def test_only_one_task_reads_a_stream(server: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     async with AsyncClient(server.address) as client:
         stream = client.stream("x")
@@ -304,9 +298,7 @@ async def test_a_stream_is_freed_as_soon_as_it_is_dropped(
         gc.enable()
 
 
-async def test_what_ends_a_call_that_nobody_reads_any_more_is_no_unhandled_error(
-    server: Any, messages: Any
-) -> None:
+async def test_an_unread_calls_end_is_no_unhandled_error(server: Any, messages: Any) -> None:
     told: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
 
@@ -330,7 +322,7 @@ async def test_what_ends_a_call_that_nobody_reads_any_more_is_no_unhandled_error
 
 
 @pytest.mark.parametrize("ends_its_tasks", [True, False])
-def test_a_stream_that_outlives_its_event_loop_is_dropped_in_silence(
+def test_a_stream_outliving_its_loop_is_dropped_silently(
     server: Any, messages: Any, ends_its_tasks: bool
 ) -> None:
     server.play_and_block(*messages.good[:2])
@@ -367,7 +359,7 @@ class Slow:
         self.server.release.wait()
 
 
-async def test_a_client_that_closes_begins_nothing(server: Any, messages: Any) -> None:
+async def test_a_closing_client_begins_nothing(server: Any, messages: Any) -> None:
     """Once: what was begun while it waited was held by the server for nobody."""
     server.play_and_block(*messages.good[:2])
     server.cancelled = Slow(server)
@@ -386,7 +378,7 @@ async def test_a_client_that_closes_begins_nothing(server: Any, messages: Any) -
     assert len(server.requests) == 1
 
 
-async def test_closing_that_is_cancelled_closes_the_connection(server: Any, messages: Any) -> None:
+async def test_a_cancelled_close_still_closes_the_connection(server: Any, messages: Any) -> None:
     """Once: it stayed open."""
     server.play_and_block(*messages.good[:2])
     server.cancelled = Slow(server)

@@ -46,7 +46,7 @@ def rubbish(messages: Any) -> Iterator[str]:
     ],
     ids=UNARY,
 )
-def test_an_answer_that_is_no_message_is_an_internal_error(
+def test_an_invalid_answer_is_an_internal_error(
     connect: Callable[..., Any], rubbish: str, ask: Callable[[Any], Any]
 ) -> None:
     """Once: of the asyncio client an AttributeError, which says nothing of the server."""
@@ -54,9 +54,7 @@ def test_an_answer_that_is_no_message_is_an_internal_error(
         ask(connect(rubbish))
 
 
-def test_a_stream_that_goes_on_with_no_message_is_broken_for_good(
-    connect: Callable[..., Any], rubbish: str
-) -> None:
+def test_an_invalid_message_breaks_the_stream_for_good(connect: Callable[..., Any], rubbish: str) -> None:
     """Once: the asyncio client took it for the end of the stream, and asked for the rest again and again."""
     stream = connect(rubbish).stream("x")
     with pytest.raises(InternalError):

@@ -19,7 +19,7 @@ def test_messages_have_the_systems_bound() -> None:
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
-def test_settings_that_cannot_be_used_are_named(client: Any) -> None:
+def test_unusable_settings_are_named(client: Any) -> None:
     for values, field in (
         ({"tls": True}, "tls"),
         ({"tls": Tls(ca="no/such/file")}, "tls_ca"),

@@ -41,7 +41,7 @@ def test_a_streamed_chat_comes_in_chunks(client: Any) -> None:
     assert "".join(chunk.text for chunk in stream) == stream.result.text == "Hello!"
 
 
-def test_how_a_prompt_ends_is_sent(server: Any, client: Any) -> None:
+def test_prompt_ending_options_are_sent(server: Any, client: Any) -> None:
     options = {"continue_final_message": True, "add_generation_prompt": False}
     client.chat(MESSAGES, chat_template_kwargs={"thinking": True}, **options)
     rendered, _ = server.requests
@@ -80,7 +80,7 @@ def test_a_chat_without_a_limit_may_fill_the_length(
         ([{"role": "user", "content": "\ud800"}], "messages[0].content"),
     ],
 )
-def test_a_wrong_message_is_named_before_it_is_sent(
+def test_a_wrong_message_is_refused_before_sending(
     messages: Any, field: str, server: Any, client: Any
 ) -> None:
     for ask in (client.chat, client.stream_chat, client.apply_chat_template):
@@ -90,7 +90,7 @@ def test_a_wrong_message_is_named_before_it_is_sent(
     assert not server.requests
 
 
-def test_an_unknown_argument_is_refused_before_anything_is_sent(server: Any, client: Any) -> None:
+def test_an_unknown_argument_is_refused_before_sending(server: Any, client: Any) -> None:
     for ask in (client.chat, client.stream_chat, client.apply_chat_template):
         with pytest.raises(TypeError, match="add_generation_promt"):
             ask(MESSAGES, add_generation_promt=False)
@@ -98,13 +98,13 @@ def test_an_unknown_argument_is_refused_before_anything_is_sent(server: Any, cli
 
 
 @pytest.mark.parametrize("variables", ["x", {"a": object()}, {"a": float("nan")}])
-def test_variables_are_what_json_can_hold(variables: Any, client: Any) -> None:
+def test_template_variables_must_be_json(variables: Any, client: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         client.chat(MESSAGES, chat_template_kwargs=variables)
     assert caught.value.field == "chat_template_kwargs"
 
 
-def test_a_chat_that_breaks_asks_for_its_prompt_again(server: Any, connect: Any, messages: Any) -> None:
+def test_a_broken_chat_requests_its_prompt_again(server: Any, connect: Any, messages: Any) -> None:
     def breaks_once(request: Any, context: Any) -> Iterator[Any]:
         if request.resume_from:
             yield messages.started(request_id=request.request_id)

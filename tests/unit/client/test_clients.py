@@ -69,7 +69,7 @@ def test_generate_returns_the_whole_result(client: Any) -> None:
     assert result.timings.coordinator == 5e-6
 
 
-def test_stream_yields_chunks_whose_texts_are_the_results_text(client: Any) -> None:
+def test_stream_yields_chunks_of_the_result(client: Any) -> None:
     stream = client.stream("Say hello")
     chunks = list(stream)
     assert [(c.index, c.token_ids, c.text) for c in chunks] == [
@@ -87,7 +87,7 @@ def test_stream_yields_chunks_whose_texts_are_the_results_text(client: Any) -> N
     assert list(stream) == []
 
 
-def test_the_request_carries_what_the_user_asked_for(server: Any, client: Any) -> None:
+def test_the_request_carries_the_users_parameters(server: Any, client: Any) -> None:
     sampling = SamplingParams(temperature=0.5, seed=3, stop="END", max_tokens=None)
     client.generate(
         [1, 2, 3],
@@ -146,7 +146,7 @@ def test_defaults_are_those_of_the_parameter_classes(server: Any, client: Any) -
     ],
 )
 @pytest.mark.parametrize("method", ["generate", "stream"])
-def test_what_cannot_be_sent_is_refused_before_it_is(
+def test_invalid_arguments_are_refused_before_sending(
     server: Any, client: Any, method: str, arguments: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
@@ -156,7 +156,7 @@ def test_what_cannot_be_sent_is_refused_before_it_is(
 
 
 @pytest.mark.parametrize("error", FAILURES, ids=lambda e: type(e).__name__)
-def test_every_failure_is_an_error_of_the_tree(server: Any, client: Any, error: Any) -> None:
+def test_every_failure_is_a_paceline_error(server: Any, client: Any, error: Any) -> None:
     server.play_and_fail(error)
     with pytest.raises(errors.PacelineError) as caught:
         client.generate("x")
@@ -171,7 +171,7 @@ def test_every_failure_is_an_error_of_the_tree(server: Any, client: Any, error: 
     ("method", "arguments"),
     [("tokenize", ["x"]), ("detokenize", [[65]]), ("models", []), ("status", []), ("chat", [[]])],
 )
-def test_unary_failures_are_errors_of_the_tree(
+def test_unary_failures_are_paceline_errors(
     server: Any, client: Any, method: str, arguments: list[Any], error: Any
 ) -> None:
     server.error = error
@@ -181,9 +181,7 @@ def test_unary_failures_are_errors_of_the_tree(
     assert caught.value.message == error.message
 
 
-def test_an_error_in_mid_stream_comes_after_the_tokens_before_it(
-    server: Any, client: Any, messages: Any
-) -> None:
+def test_an_error_midway_follows_the_earlier_tokens(server: Any, client: Any, messages: Any) -> None:
     server.play_and_fail(UnavailableError("target lost"), *messages.good[:3])
     stream = client.stream("x")
     assert next(stream).token_ids == (11,)
@@ -194,9 +192,7 @@ def test_an_error_in_mid_stream_comes_after_the_tokens_before_it(
     assert list(stream) == []
 
 
-def test_a_truncated_stream_is_unavailable_and_names_the_last_index(
-    server: Any, client: Any, messages: Any
-) -> None:
+def test_a_truncated_stream_names_the_last_index(server: Any, client: Any, messages: Any) -> None:
     server.play(*messages.good[:4])
     with pytest.raises(UnavailableError) as caught:
         client.generate("x")
@@ -210,7 +206,7 @@ def test_an_empty_stream_is_unavailable(server: Any, client: Any) -> None:
     assert caught.value.last_index is None
 
 
-def test_an_answer_that_skips_an_index_ends_the_call(server: Any, client: Any, messages: Any) -> None:
+def test_a_skipped_index_ends_the_call(server: Any, client: Any, messages: Any) -> None:
     server.play_and_block(messages.good[0], messages.good[1], messages.good[3])
     with pytest.raises(InternalError, match="index 3 instead of 1"):
         client.generate("x")
@@ -223,7 +219,7 @@ def test_an_error_after_the_result_changes_nothing(server: Any, client: Any, mes
     assert len(list(client.stream("x"))) == 4
 
 
-def test_chunks_do_not_wait_for_the_stream_to_end(server: Any, client: Any, messages: Any) -> None:
+def test_chunks_do_not_wait_for_the_streams_end(server: Any, client: Any, messages: Any) -> None:
     server.play_and_block(*messages.good)
     stream = client.stream("x")
     last = [next(stream) for _ in range(4)][-1]
@@ -255,7 +251,7 @@ def test_dropping_a_stream_cancels_it_on_the_server(server: Any, client: Any, me
         gc.enable()
 
 
-def test_a_stream_that_is_never_read_is_cancelled_too(server: Any, client: Any, messages: Any) -> None:
+def test_an_unread_stream_is_cancelled_too(server: Any, client: Any, messages: Any) -> None:
     server.play_and_block(messages.good[0])
     stream = client.stream("x")
     assert server.blocked.wait(WAIT)
@@ -263,7 +259,7 @@ def test_a_stream_that_is_never_read_is_cancelled_too(server: Any, client: Any, 
     assert server.ended.wait(WAIT)
 
 
-def test_the_deadline_is_the_whole_calls(server: Any, client: Any, messages: Any) -> None:
+def test_the_deadline_covers_the_whole_call(server: Any, client: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     for timeout in DEADLINES:
         with pytest.raises(DeadlineExceededError):
@@ -274,11 +270,11 @@ def test_the_deadline_is_the_whole_calls(server: Any, client: Any, messages: Any
     assert server.ended.wait(WAIT)
 
 
-def test_a_huge_timeout_is_no_surprise(client: Any) -> None:
+def test_a_huge_timeout_is_accepted(client: Any) -> None:
     assert client.generate("x", timeout=1e9).text == "Hello!"
 
 
-def test_a_server_that_is_not_there_is_unavailable(connect: Any) -> None:
+def test_a_missing_server_is_unavailable(connect: Any) -> None:
     with socket.socket() as bound_but_deaf:
         bound_but_deaf.bind(("127.0.0.1", 0))
         client = connect(f"127.0.0.1:{bound_but_deaf.getsockname()[1]}")
@@ -287,7 +283,7 @@ def test_a_server_that_is_not_there_is_unavailable(connect: Any) -> None:
                 call()
 
 
-def test_a_closed_client_says_so(client: Any) -> None:
+def test_a_closed_client_refuses_calls(client: Any) -> None:
     assert client.generate("x").text == "Hello!"
     client.close()
     client.close()
@@ -323,7 +319,7 @@ class Interrupted(weakref.WeakSet[Any]):
             yield item
 
 
-def test_a_stream_that_begins_while_the_client_closes_is_closed_or_refused(
+def test_a_stream_begun_during_close_is_closed_or_refused(
     server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In another thread. The connection is closed whatever happens."""
@@ -350,7 +346,7 @@ def test_a_stream_that_begins_while_the_client_closes_is_closed_or_refused(
         client.tokenize("x")
 
 
-def test_many_chunks_that_wait_are_all_read(server: Any, client: Any, messages: Any) -> None:
+def test_many_buffered_chunks_are_all_read(server: Any, client: Any, messages: Any) -> None:
     """The end of the stream may arrive long before the client reads; nothing before it is lost."""
     count = 500
     chunks = [messages.chunk(i, [i], "a", [messages.target]) for i in range(count)]
@@ -361,7 +357,7 @@ def test_many_chunks_that_wait_are_all_read(server: Any, client: Any, messages: 
     assert stream.result.usage.completion_tokens == count
 
 
-def test_tokenize_and_detokenize(client: Any) -> None:
+def test_tokenize_and_detokenize_round_trip(client: Any) -> None:
     assert client.tokenize("Hé") == (72, 195, 169)
     assert client.detokenize([72, 195, 169]) == "Hé"
     assert client.tokenize("") == ()
@@ -373,7 +369,7 @@ def test_tokenize_and_detokenize(client: Any) -> None:
     assert caught.value.field == "token_ids"
 
 
-def test_models(client: Any) -> None:
+def test_models_are_listed(client: Any) -> None:
     (model,) = client.models()
     assert (model.id, model.max_model_len, model.vocabulary_size) == ("tiny", 64, 256)
 

@@ -17,7 +17,7 @@ from paceline.core import errors
 from paceline.v1 import common_pb2, generation_pb2
 
 
-def test_exported_names() -> None:
+def test_the_package_exports_its_names() -> None:
     assert sorted(paceline.__all__) == [
         "AcceptanceMode",
         "AlreadyExistsError",
@@ -51,12 +51,12 @@ def test_exported_names() -> None:
         assert name in dir(paceline)
 
 
-def test_no_other_name() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = paceline.no_such_name
 
 
-def test_every_error_is_exported_on_both_levels() -> None:
+def test_every_error_is_exported_twice() -> None:
     tree = {
         name for name, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__
     }
@@ -83,7 +83,7 @@ def test_both_clients_have_the_same_interface() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("statement", ["import paceline", "from paceline import *", "import paceline.client"])
-def test_importing_stays_light(statement: str) -> None:
+def test_importing_loads_no_heavy_package(statement: str) -> None:
     heavy = ("torch", "numpy", "transformers", "tokenizers")
     code = f"{statement}\nimport json, sys\nprint(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -114,7 +114,7 @@ def test_status_has_every_field_of_the_message() -> None:
         assert ours == theirs, name
 
 
-def test_status_says_who_chooses_k() -> None:
+def test_status_tells_if_k_is_automatic() -> None:
     for k, message in {
         "auto": generation_pb2.CoordinatorStatus(
             auto_num_speculative_tokens=True, max_num_speculative_tokens=8

@@ -109,7 +109,7 @@ def read(stream: GenerationStream, error: type[BaseException] = Struck) -> tuple
 
 
 @pytest.mark.parametrize("error", [Struck(), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
-def test_whoever_reads_on_gets_each_token_once(
+def test_an_interrupted_reader_gets_each_token_once(
     server: Any, messages: Any, striking: Striking, error: BaseException
 ) -> None:
     """Once: the client was said to be closed."""
@@ -125,7 +125,7 @@ def test_whoever_reads_on_gets_each_token_once(
     assert [tuple(request.resume_from) for request in server.requests] == [(), (1,), (1,), (3,)]
 
 
-def test_a_strike_behind_the_last_chunk_changes_nothing(
+def test_an_interrupt_after_the_last_chunk_changes_nothing(
     server: Any, messages: Any, striking: Striking
 ) -> None:
     def script(_request: Any, _context: grpc.ServicerContext) -> Iterator[Any]:
@@ -143,7 +143,7 @@ def test_a_strike_behind_the_last_chunk_changes_nothing(
 
 
 @pytest.mark.parametrize(("resume_seconds", "count"), [(0, 2), (5, 0)], ids=["no resumes", "not begun"])
-def test_what_cannot_be_asked_for_again_says_so(
+def test_an_interrupted_stream_without_resumes_ends(
     server: Any, messages: Any, striking: Striking, resume_seconds: int, count: int
 ) -> None:
     strikes_after(server, striking, messages, count)
@@ -158,7 +158,7 @@ def test_what_cannot_be_asked_for_again_says_so(
     assert server.ended.wait(WAIT), "its call was cancelled"
 
 
-def test_a_strike_while_a_chunk_is_taken_in_ends_the_stream(
+def test_an_interrupt_during_a_chunk_ends_the_stream(
     server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is here may be half a chunk, and the rest would be asked for from there."""

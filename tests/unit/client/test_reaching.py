@@ -33,30 +33,30 @@ Made = Callable[..., Path]
         ("dns:///a:1", "dns:///a:1"),
     ],
 )
-def test_an_address_without_a_port_has_ours(written: str, meant: str) -> None:
+def test_an_address_without_a_port_gets_the_default(written: str, meant: str) -> None:
     assert checked_address(written) == meant
 
 
 @pytest.mark.parametrize(
     "written", [":5", "a:x", "a:0", "a:70000", "a:", "a b", "a:8000/v1", "a/v1", " ", "[::1"]
 )
-def test_what_is_no_address_is_refused(written: str) -> None:
+def test_an_invalid_address_is_refused(written: str) -> None:
     with pytest.raises(InvalidArgumentError, match="must be host:port"):
         checked_address(written)
 
 
-def test_a_url_is_told_as_one() -> None:
+def test_a_url_is_refused_with_a_hint() -> None:
     with pytest.raises(InvalidArgumentError, match=r"http://127.0.0.1:8000 is a URL; use host:port"):
         Client("http://127.0.0.1:8000")
 
 
-def test_other_errors_stay_as_they_are() -> None:
+def test_other_errors_are_unchanged() -> None:
     reach = Reach("a:1", secure=False)
     for error in (UnavailableError("the queue is closed"), InternalError("Connection refused")):
         assert reach.told(error) is error
 
 
-def test_the_last_index_stays() -> None:
+def test_a_reworded_error_keeps_its_last_index() -> None:
     error = UnavailableError("failed to connect to all addresses; Connection refused", 7)
     told = Reach("a:1", secure=False).told(error)
     assert isinstance(told, UnavailableError)
@@ -95,7 +95,7 @@ def free_port() -> int:
         return int(there.getsockname()[1])
 
 
-async def test_nobody_there_is_said_by_every_call() -> None:
+async def test_every_call_reports_a_missing_server() -> None:
     address = f"127.0.0.1:{free_port()}"
     assert said(address).startswith(f"no server is listening at {address}")
     with Client(address) as client, pytest.raises(UnavailableError, match=r"^no server is listening at"):
@@ -106,15 +106,15 @@ async def test_nobody_there_is_said_by_every_call() -> None:
                 await call
 
 
-def test_an_unknown_host_is_said() -> None:
+def test_an_unknown_host_is_reported() -> None:
     assert said("nosuchhost.invalid:5") == "the host name of nosuchhost.invalid:5 cannot be resolved"
 
 
-def test_tls_on_a_plain_port_is_said(plain: str) -> None:
+def test_tls_on_a_plain_port_is_reported(plain: str) -> None:
     assert said(plain, tls=Tls()).startswith(f"{plain} does not use TLS")
 
 
-def test_the_port_of_http_is_said(http: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_http_port_is_reported(http: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BaseHTTPRequestHandler, "log_message", lambda *_: None)
     assert said(http).startswith(f"{http} answers HTTP/1, not gRPC")
 
@@ -134,7 +134,7 @@ def test_the_port_of_http_is_said(http: str, monkeypatch: pytest.MonkeyPatch) ->
         ("connect: No route to host (113)", False, "cannot be reached over the network"),
     ],
 )
-def test_what_grpc_says_is_told_in_our_words(text: str, secure: bool, meaning: str) -> None:
+def test_grpc_connection_errors_are_reworded(text: str, secure: bool, meaning: str) -> None:
     error = UnavailableError(f"failed to connect to all addresses; last error: {text}")
     assert meaning in Reach("a:1", secure=secure).told(error).message
 

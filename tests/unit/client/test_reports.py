@@ -54,7 +54,7 @@ def two_choices(m: Any) -> list[Response]:
     ]
 
 
-def test_choices_are_told_apart(messages: Any) -> None:
+def test_choices_are_kept_apart(messages: Any) -> None:
     assembler, chunks = fold(two_choices(messages), n=2)
     result = assembler.require_result()
     assert [c.choice for c in chunks] == [0, 1, 0, 0, 1, 1]
@@ -69,7 +69,7 @@ def test_choices_are_told_apart(messages: Any) -> None:
     assert [c.finish_reason for c in chunks] == [None, None, None, "stop", None, "stop"]
 
 
-def test_one_choice_is_not_said_twice(messages: Any) -> None:
+def test_one_choice_is_not_listed_twice(messages: Any) -> None:
     assembler, _ = fold(list(messages.good))
     result = assembler.require_result()
     assert [output.text for output in result.outputs] == [result.text]
@@ -78,7 +78,7 @@ def test_one_choice_is_not_said_twice(messages: Any) -> None:
     assert [o["text"] for o in several.require_result().to_dict()["outputs"]] == ["ab!", "xy?"]
 
 
-def test_log_probabilities_begin_with_the_token_itself(messages: Any) -> None:
+def test_log_probabilities_begin_with_the_chosen_token(messages: Any) -> None:
     stream = [
         messages.started(prompt_token_ids=[1, 2, 3]),
         chunk(messages, 0, 0, [], "", prompt_logprobs=[position(2, 9)]),
@@ -105,7 +105,7 @@ def test_log_probabilities_begin_with_the_token_itself(messages: Any) -> None:
     assert plain["cumulative_logprob"] == -2.5
 
 
-def test_the_sum_of_log_probabilities_is_told_for_every_completion(messages: Any) -> None:
+def test_every_completion_has_its_log_probability_sum(messages: Any) -> None:
     m = messages
     stream = [
         m.started(seeds=[7, 99]),
@@ -119,7 +119,7 @@ def test_the_sum_of_log_probabilities_is_told_for_every_completion(messages: Any
     assert [output["cumulative_logprob"] for output in plain["outputs"]] == [-0.5, -2.5]
 
 
-def test_nothing_asked_for_nothing_there(messages: Any) -> None:
+def test_unrequested_reports_are_absent(messages: Any) -> None:
     assembler, _ = fold(list(messages.good))
     result = assembler.require_result()
     assert (result.logprobs, result.prompt_logprobs, result.prompt_token_ids) == (None, None, None)
@@ -127,7 +127,7 @@ def test_nothing_asked_for_nothing_there(messages: Any) -> None:
     assert result.to_dict()["cumulative_logprob"] is None
 
 
-def test_streams_that_are_not_what_was_asked_for(messages: Any) -> None:
+def test_a_stream_unlike_the_request_is_refused(messages: Any) -> None:
     m = messages
     start, one = m.started(prompt_token_ids=[1, 2, 3]), m.started()
     token = chunk(m, 0, 0, [11], "a", logprobs=[position(11)])
@@ -157,7 +157,7 @@ def test_streams_that_are_not_what_was_asked_for(messages: Any) -> None:
             fold(stream, **sampling)
 
 
-def test_the_last_index_is_what_every_choice_has(messages: Any) -> None:
+def test_the_last_index_is_common_to_all_choices(messages: Any) -> None:
     for count, last_index in ((1, None), (2, None), (3, 0), (4, 1), (5, 1)):
         assembler, _ = fold(two_choices(messages)[:count], n=2)
         with pytest.raises(UnavailableError) as caught:

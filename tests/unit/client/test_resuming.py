@@ -80,7 +80,7 @@ def with_backoff(client: Any, backoff: ResumeBackoff) -> Any:
     return client
 
 
-def test_the_result_is_the_undisturbed_one(server: Any, resuming: Any, messages: Any) -> None:
+def test_a_resumed_result_equals_the_undisturbed_one(server: Any, resuming: Any, messages: Any) -> None:
     whole = resuming.generate("x", {"max_tokens": 4})
     Cutting(server, messages.good, 1, 0, 1)
     stream = resuming.stream("x", {"max_tokens": 4})
@@ -91,7 +91,7 @@ def test_the_result_is_the_undisturbed_one(server: Any, resuming: Any, messages:
     assert stream.num_resumes == 3
 
 
-def test_what_is_sent_again(server: Any, resuming: Any, messages: Any) -> None:
+def test_a_resume_sends_the_same_request_and_the_tokens(server: Any, resuming: Any, messages: Any) -> None:
     """The same request with its id, the server's seed and mode, and the tokens that are here.
 
     Once: without the mode, so that a coordinator with another default went on in another one.
@@ -109,13 +109,13 @@ def test_what_is_sent_again(server: Any, resuming: Any, messages: Any) -> None:
     assert second.prompt == first.prompt
 
 
-def test_a_stream_that_just_ends_is_a_cut_one(server: Any, resuming: Any, messages: Any) -> None:
+def test_a_stream_without_an_end_is_resumed(server: Any, resuming: Any, messages: Any) -> None:
     scripts = [messages.good[:3], (messages.good[0], *messages.good[3:])]
     server.script = lambda _request, _context: iter(scripts.pop(0))
     assert resuming.generate("x").text == "Hello!"
 
 
-def test_a_budget_that_is_spent_names_the_last_index(
+def test_an_exhausted_budget_names_the_last_index(
     server: Any, connect: Callable[..., Any], messages: Any
 ) -> None:
     client = with_backoff(connect(server.address), ResumeBackoff(0.3, first=0.1))
@@ -127,9 +127,7 @@ def test_a_budget_that_is_spent_names_the_last_index(
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda e: type(e).__name__)
-def test_a_refusal_is_not_asked_again(
-    server: Any, resuming: Any, messages: Any, error: PacelineError
-) -> None:
+def test_a_refusal_is_not_retried(server: Any, resuming: Any, messages: Any, error: PacelineError) -> None:
     server.play_and_fail(error, *messages.good[:2])
     with pytest.raises(type(error)):
         resuming.generate("x")
@@ -147,7 +145,7 @@ def failing_at_first(server: Any, messages: Any, times: int) -> None:
     server.script = script
 
 
-def test_a_stream_that_has_not_begun_is_asked_again(server: Any, resuming: Any, messages: Any) -> None:
+def test_a_stream_that_has_not_begun_is_retried(server: Any, resuming: Any, messages: Any) -> None:
     """By its name: the server may have begun it, and the news been lost."""
     failing_at_first(server, messages, 2)
     assert resuming.generate("x", {"n": 1}).text == "Hello!"
@@ -156,14 +154,14 @@ def test_a_stream_that_has_not_begun_is_asked_again(server: Any, resuming: Any, 
     assert not any(request.received for request in server.requests)
 
 
-def test_a_name_of_the_callers_begins_anew(server: Any, resuming: Any, messages: Any) -> None:
+def test_a_callers_request_id_starts_anew(server: Any, resuming: Any, messages: Any) -> None:
     """It may be that of another request, which nobody may take over."""
     failing_at_first(server, messages, 1)
     resuming.generate("x", request_id="mine")
     assert [list(request.resume_from) for request in server.requests] == [[], []]
 
 
-def test_a_server_never_reached_is_not_asked_again(connect: Callable[..., Any]) -> None:
+def test_a_server_never_reached_is_not_retried(connect: Callable[..., Any]) -> None:
     client = with_backoff(connect("127.0.0.1:1"), ResumeBackoff(3600.0, first=3600.0, longest=3600.0))
     stream = client.stream("x")
     with pytest.raises(UnavailableError):
@@ -182,7 +180,7 @@ def test_a_server_once_reached_is_waited_for(server: Any, connect: Callable[...,
     assert stream.num_resumes > 0
 
 
-def test_a_cut_that_the_server_does_not_explain_is_resumed(server: Any, resuming: Any, messages: Any) -> None:
+def test_an_unexplained_cut_is_resumed(server: Any, resuming: Any, messages: Any) -> None:
     """As gRPC cuts calls while it stops. A CANCELLED that our server explains is an answer."""
 
     def script(request: Any, context: Any) -> Iterator[Any]:
@@ -198,7 +196,7 @@ def test_a_cut_that_the_server_does_not_explain_is_resumed(server: Any, resuming
         resuming.generate("x")
 
 
-def test_a_cut_that_is_not_resumed_is_no_cancellation(
+def test_an_unresumed_cut_is_not_a_cancellation(
     server: Any, client: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody cancelled anything."""
@@ -218,7 +216,7 @@ def test_a_cut_that_is_not_resumed_is_no_cancellation(
         client.models()
 
 
-def test_a_refusal_of_the_resumption_is_the_error(server: Any, resuming: Any, messages: Any) -> None:
+def test_a_refused_resume_raises_the_refusal(server: Any, resuming: Any, messages: Any) -> None:
     def script(request: Any, context: Any) -> Iterator[Any]:
         error = InternalError("the model gave NaN") if request.resume_from else CUT
         if not request.resume_from:
@@ -230,7 +228,7 @@ def test_a_refusal_of_the_resumption_is_the_error(server: Any, resuming: Any, me
         resuming.generate("x")
 
 
-def test_a_resumption_without_room_is_asked_again(server: Any, resuming: Any, messages: Any) -> None:
+def test_a_resume_without_room_is_retried(server: Any, resuming: Any, messages: Any) -> None:
     refusals = [ResourceExhaustedError("queue is full"), ResourceExhaustedError("rate limit", 0.001)]
     whole = resuming.generate("x", {"max_tokens": 4})
     cutting = Cutting(server, messages.good, 2)
@@ -245,16 +243,14 @@ def test_a_resumption_without_room_is_asked_again(server: Any, resuming: Any, me
     assert not refusals
 
 
-def test_going_on_with_something_else_breaks_the_protocol(server: Any, resuming: Any, messages: Any) -> None:
+def test_resuming_another_request_breaks_the_protocol(server: Any, resuming: Any, messages: Any) -> None:
     scripts = [messages.good[:2], (messages.started(seed=8), *messages.good[2:])]
     server.script = lambda _request, _context: iter(scripts.pop(0))
     with pytest.raises(InternalError, match="another request"):
         resuming.generate("x")
 
 
-def test_the_deadline_is_that_of_all_calls_together(
-    server: Any, connect: Callable[..., Any], messages: Any
-) -> None:
+def test_the_deadline_covers_all_resumes(server: Any, connect: Callable[..., Any], messages: Any) -> None:
     """A pause that would outlast it is cut short, and then it is over."""
     client = with_backoff(connect(server.address), ResumeBackoff(600.0, first=600.0, longest=600.0))
 
@@ -269,7 +265,7 @@ def test_the_deadline_is_that_of_all_calls_together(
         client.generate("x", timeout=0.5)
 
 
-def test_a_server_that_stays_away_is_not_asked_beyond_the_deadline(
+def test_no_retry_goes_past_the_deadline(
     server: Any, connect: Callable[..., Any], messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: from the deadline on a call every millisecond, and then UnavailableError."""
@@ -322,7 +318,7 @@ def test_closing_in_the_pause_ends_it_at_once(server: Any, messages: Any, closed
     client.close()
 
 
-def test_whoever_is_struck_in_the_pause_reads_on_at_once(
+def test_an_interrupt_in_the_pause_resumes_at_once(
     server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: the broken call was read again, which took one more of the resumes, or ended the stream."""
@@ -347,9 +343,7 @@ def test_whoever_is_struck_in_the_pause_reads_on_at_once(
 
 
 @pytest.mark.parametrize("closed", ["stream", "client"])
-async def test_closing_an_async_one_in_the_pause_ends_it_at_once(
-    server: Any, messages: Any, closed: str
-) -> None:
+async def test_closing_an_async_stream_in_the_pause_ends_it(server: Any, messages: Any, closed: str) -> None:
     Cutting(server, messages.good, 1)
     paused = asyncio.Event()
     client = with_backoff(AsyncClient(server.address), in_an_hour(paused.set))
@@ -368,7 +362,7 @@ async def test_closing_an_async_one_in_the_pause_ends_it_at_once(
     await client.close()
 
 
-def test_a_stream_that_is_closed_while_it_is_asked_for_again_leaves_nothing(
+def test_closing_a_stream_during_a_resume_leaves_nothing(
     server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Cutting(server, messages.good, 1)
@@ -390,7 +384,7 @@ def test_a_stream_that_is_closed_while_it_is_asked_for_again_leaves_nothing(
     client.close()
 
 
-def test_a_client_that_is_closed_between_the_pause_and_the_call(
+def test_closing_the_client_before_a_resume_ends_the_stream(
     server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: an UnavailableError, from a stream that was not over."""
@@ -413,7 +407,7 @@ def test_a_client_that_is_closed_between_the_pause_and_the_call(
 # ---- telling the server that nobody comes back ---------------------------------------------------------
 
 
-def test_closing_a_stream_cancels_the_request_by_name(server: Any, resuming: Any, messages: Any) -> None:
+def test_closing_a_stream_cancels_by_request_id(server: Any, resuming: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     stream = resuming.stream("x")
     next(stream)
@@ -426,7 +420,7 @@ def test_closing_a_stream_cancels_the_request_by_name(server: Any, resuming: Any
     assert server.cancelled.empty()
 
 
-async def test_a_stream_that_another_task_closes_is_cancelled_once(server: Any, messages: Any) -> None:
+async def test_a_stream_closed_by_another_task_is_cancelled_once(server: Any, messages: Any) -> None:
     """Once: its reader said so again, and may have ended a new request of the same name."""
     server.play_and_block(*messages.good[:2])
     async with asyncio.timeout(WAIT), AsyncClient(server.address) as client:
@@ -441,7 +435,7 @@ async def test_a_stream_that_another_task_closes_is_cancelled_once(server: Any, 
     assert server.cancelled.empty()
 
 
-def test_dropping_a_stream_cancels_the_request_by_name(server: Any, messages: Any) -> None:
+def test_dropping_a_stream_cancels_by_request_id(server: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     with Client(server.address) as client:
         for _ in client.stream("x"):
@@ -449,7 +443,7 @@ def test_dropping_a_stream_cancels_the_request_by_name(server: Any, messages: An
         assert server.cancelled.get(timeout=WAIT) == server.requests[0].request_id
 
 
-async def test_dropping_an_async_stream_cancels_the_request_by_name(server: Any, messages: Any) -> None:
+async def test_dropping_an_async_stream_cancels_by_request_id(server: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     async with AsyncClient(server.address) as client:
         async for _ in client.stream("x"):
@@ -457,16 +451,14 @@ async def test_dropping_an_async_stream_cancels_the_request_by_name(server: Any,
     assert server.cancelled.get(timeout=WAIT) == server.requests[0].request_id
 
 
-def test_a_client_and_its_stream_dropped_together_still_cancel(server: Any, messages: Any) -> None:
+def test_dropping_client_and_stream_together_cancels(server: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     for _ in Client(server.address).stream("x"):
         break
     assert server.cancelled.get(timeout=WAIT) == server.requests[0].request_id
 
 
-def test_closing_the_client_cancels_by_name_before_it_hangs_up(
-    server: Any, resuming: Any, messages: Any
-) -> None:
+def test_closing_the_client_cancels_its_requests_first(server: Any, resuming: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     streams = [resuming.stream("x") for _ in range(3)]
     for stream in streams:
@@ -476,7 +468,7 @@ def test_closing_the_client_cancels_by_name_before_it_hangs_up(
     assert told == {request.request_id for request in server.requests}
 
 
-def test_what_has_ended_is_not_cancelled(server: Any, resuming: Any, messages: Any) -> None:
+def test_an_ended_request_is_not_cancelled(server: Any, resuming: Any, messages: Any) -> None:
     resuming.generate("x")
     server.play_and_fail(AlreadyExistsError("request_id", "is running already"))
     with pytest.raises(AlreadyExistsError):
@@ -485,15 +477,13 @@ def test_what_has_ended_is_not_cancelled(server: Any, resuming: Any, messages: A
     assert server.cancelled.empty()
 
 
-def test_without_resumes_nothing_is_held(server: Any, client: Any, messages: Any) -> None:
+def test_without_resumes_the_request_is_not_resumable(server: Any, client: Any, messages: Any) -> None:
     client.generate("x")
     assert not server.requests[0].resumable
     assert server.requests[0].request_id == ""
 
 
-def test_a_client_closes_after_an_interrupt_that_struck_inside_grpc(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_closes_after_an_interrupt_inside_grpc(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the call and the start of the thread that is to end it: closing would wait for ever."""
 
     def interrupt(_state: Any) -> None:
@@ -519,7 +509,7 @@ def test_resume_seconds_are_checked(value: Any) -> None:
 # ---- the pure parts ------------------------------------------------------------------------------------
 
 
-def test_pauses_double_up_to_the_longest_and_differ_between_clients() -> None:
+def test_pauses_double_to_a_limit_with_jitter() -> None:
     late, early = ResumeBackoff(uniform=lambda: 0.0), ResumeBackoff(uniform=lambda: 1.0)
     assert [late.pause(i) for i in range(7)] == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
     assert [early.pause(i) for i in range(3)] == [0.1, 0.2, 0.4]
@@ -557,7 +547,7 @@ def test_a_chunk_renews_budget_and_pauses(messages: Any) -> None:
     assert resuming.pause_after(CUT) is None
 
 
-def test_only_the_time_without_a_server_counts(messages: Any) -> None:
+def test_only_time_without_a_server_uses_the_budget(messages: Any) -> None:
     """A request that waits in the server's queue is served, also where no chunk comes."""
     clock = ManualClock()
     resuming = begun(messages, clock=clock)
@@ -571,7 +561,7 @@ def test_only_the_time_without_a_server_counts(messages: Any) -> None:
     assert resuming.pause_after(CUT) is None, "a server that begins and breaks makes no progress"
 
 
-def test_pause_asked_for_is_kept_within_the_budget(messages: Any) -> None:
+def test_a_requested_pause_stays_within_the_budget(messages: Any) -> None:
     clock = ManualClock()
     resuming = begun(messages, clock=clock)
     assert resuming.pause_after(CUT) == 0.2
@@ -583,18 +573,18 @@ def test_pause_asked_for_is_kept_within_the_budget(messages: Any) -> None:
     assert resuming.pause_after(ResourceExhaustedError("rate limit", 60.0)) is None
 
 
-def test_a_closed_client_is_no_reason_to_go_on(messages: Any) -> None:
+def test_a_closed_client_does_not_resume(messages: Any) -> None:
     assert begun(messages).pause_after(ClientClosedError("closed")) is None
 
 
-def test_the_end_is_told_once_whatever_is_read_after_it(messages: Any) -> None:
+def test_a_request_is_abandoned_once(messages: Any) -> None:
     resuming = begun(messages)
     assert resuming.abandon() == resuming.request.request_id
     assert resuming.pause_after(CancelledError("closed")) is None
     assert resuming.abandon() is None
 
 
-def test_a_request_that_was_closed_before_its_beginning_was_read_is_still_told(messages: Any) -> None:
+def test_a_request_closed_before_its_start_is_still_cancelled(messages: Any) -> None:
     """Once: telling of it was over with the first close, and it was held for nobody."""
     resuming = Resuming(generation_pb2.GenerateRequest(text="x", request_id="mine"), None, ResumeBackoff())
     assert resuming.abandon() is None, "the name may be that of another request"
@@ -603,7 +593,7 @@ def test_a_request_that_was_closed_before_its_beginning_was_read_is_still_told(m
     assert resuming.abandon() is None
 
 
-def test_a_pause_that_the_deadline_ends_is_the_last(messages: Any) -> None:
+def test_a_pause_cut_by_the_deadline_is_the_last(messages: Any) -> None:
     """Not one that goes on with a millisecond each."""
     clock = ManualClock(100.0)
     resuming = begun(messages, 0.3, clock)
@@ -623,7 +613,7 @@ def test_a_pause_that_the_deadline_ends_is_the_last(messages: Any) -> None:
         late.next_request()
 
 
-def test_what_is_left_of_the_deadline(messages: Any) -> None:
+def test_the_timeout_is_what_remains_of_the_deadline(messages: Any) -> None:
     clock = ManualClock(100.0)
     resuming = begun(messages, 10.0, clock)
     assert resuming.timeout == 10.0
@@ -639,7 +629,7 @@ def report(token_id: int) -> Any:
     )
 
 
-def test_the_prompt_is_told_once_although_it_comes_twice() -> None:
+def test_a_repeated_prompt_is_reported_once() -> None:
     """Cut before the first token: echo and the prompt's log-probabilities begin again."""
     started = generation_pb2.GenerateResponse(
         started=generation_pb2.GenerateStarted(
@@ -682,7 +672,7 @@ def test_the_prompt_is_told_once_although_it_comes_twice() -> None:
     assert last.text == "d"
 
 
-def test_a_choice_that_has_ended_may_end_again(messages: Any) -> None:
+def test_an_ended_choice_may_end_again(messages: Any) -> None:
     sampling = common_pb2.SamplingParams(n=2)
     assembler = StreamAssembler(sampling)
     started = messages.started(seeds=[7, 8])

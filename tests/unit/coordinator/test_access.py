@@ -23,9 +23,7 @@ def key(name: str, **limits: int) -> ApiKey:
     st.floats(0.01, 50),
     st.lists(st.floats(0, 10, allow_subnormal=False), max_size=60),
 )
-def test_a_bucket_never_gives_more_than_its_rate_allows(
-    capacity: int, rate: float, pauses: list[float]
-) -> None:
+def test_a_bucket_never_exceeds_its_rate(capacity: int, rate: float, pauses: list[float]) -> None:
     bucket, now = TokenBucket(capacity, rate), 0.0
     taken: list[float] = []
     for pause in pauses:
@@ -40,7 +38,7 @@ def test_a_bucket_never_gives_more_than_its_rate_allows(
 
 
 @given(st.integers(1, 20), st.floats(0.01, 50))
-def test_a_bucket_says_when_the_next_one_is_there(capacity: int, rate: float) -> None:
+def test_a_bucket_reports_when_the_next_token_is_due(capacity: int, rate: float) -> None:
     bucket = TokenBucket(capacity, rate)
     assert [bucket.take(5.0) for _ in range(capacity)] == [0.0] * capacity
     wait = bucket.take(5.0)
@@ -49,20 +47,20 @@ def test_a_bucket_says_when_the_next_one_is_there(capacity: int, rate: float) ->
     assert bucket.take(5.0 + wait * (1 + 1e-9)) == 0
 
 
-def test_a_clock_that_goes_back_gives_nothing() -> None:
+def test_a_clock_going_back_adds_nothing() -> None:
     bucket = TokenBucket(1, 1)
     assert bucket.take(10.0) == 0
     assert bucket.take(5.0) > 0
 
 
-def test_without_keys_everybody_enters() -> None:
+def test_without_keys_everyone_is_admitted() -> None:
     gate = Gate()
     assert gate.enter(None) is ANYBODY
     assert gate.enter("anything") is ANYBODY
     assert not gate.asks_for_keys
 
 
-def test_with_keys_only_their_holders_enter() -> None:
+def test_with_keys_only_holders_are_admitted() -> None:
     gate = Gate(KeyRing([key("alice", max_sequences=3)]))
     assert gate.enter("pl-alice") == Principal("alice", 3)
     told = set()
@@ -73,12 +71,12 @@ def test_with_keys_only_their_holders_enter() -> None:
     assert told == {"a valid API key is required"}
 
 
-def test_a_ring_without_keys_admits_nobody() -> None:
+def test_an_empty_key_ring_admits_nobody() -> None:
     with pytest.raises(UnauthenticatedError):
         Gate(KeyRing()).enter("pl-alice")
 
 
-def test_the_rate_is_each_keys_own() -> None:
+def test_every_key_has_its_own_rate() -> None:
     clock = ManualClock()
     gate = Gate(KeyRing([key("alice", requests_per_minute=2), key("bob", requests_per_minute=2)]), clock)
     for _ in range(2):
@@ -91,7 +89,7 @@ def test_the_rate_is_each_keys_own() -> None:
     gate.enter("pl-alice")
 
 
-def test_a_refused_token_takes_nothing_of_anybodys_rate() -> None:
+def test_an_invalid_key_uses_nobodys_rate() -> None:
     gate = Gate(KeyRing([key("alice", requests_per_minute=1)]), ManualClock())
     for _ in range(5):
         with pytest.raises(UnauthenticatedError):
@@ -99,7 +97,7 @@ def test_a_refused_token_takes_nothing_of_anybodys_rate() -> None:
     gate.enter("pl-alice")
 
 
-def test_who_was_recognised_is_charged_later_and_once() -> None:
+def test_a_recognised_caller_is_charged_later_and_once() -> None:
     gate = Gate(KeyRing([key("alice", requests_per_minute=1)]), ManualClock())
     alice, *_ = (gate.recognise("pl-alice") for _ in range(3))
     charged = gate.charged(alice)
@@ -117,7 +115,7 @@ def refused(gate: Gate, caller: Principal, sequences: int) -> ResourceExhaustedE
     return failure.value
 
 
-def test_sequences_are_counted_for_as_long_as_they_are_held() -> None:
+def test_sequences_count_while_they_are_held() -> None:
     gate = Gate(KeyRing([key("alice", max_sequences=3)]))
     alice, bob = gate.enter("pl-alice"), Principal("bob", 1)
     with gate.holding(alice, 1):
@@ -132,7 +130,7 @@ def test_sequences_are_counted_for_as_long_as_they_are_held() -> None:
         pass
 
 
-def test_requests_that_come_together_have_room_together_or_not_at_all() -> None:
+def test_a_group_of_requests_fits_together_or_not_at_all() -> None:
     gate = Gate(KeyRing([key("alice", max_sequences=4)]))
     alice = gate.enter("pl-alice")
     group = Group(gate, 3)
@@ -149,7 +147,7 @@ def test_requests_that_come_together_have_room_together_or_not_at_all() -> None:
         pass
 
 
-def test_what_is_counted_for_requests_that_never_begin_is_let_go() -> None:
+def test_counts_of_requests_that_never_begin_are_released() -> None:
     gate = Gate()
     group = Group(gate, 4)
     with group.holding(ANYBODY, 1):
@@ -159,7 +157,7 @@ def test_what_is_counted_for_requests_that_never_begin_is_let_go() -> None:
     assert gate._held == {}
 
 
-def test_what_fails_is_let_go_too() -> None:
+def test_counts_of_failed_requests_are_released() -> None:
     gate = Gate(KeyRing([key("alice", max_sequences=1)]))
     alice = gate.enter("pl-alice")
     for _ in range(2):
@@ -167,7 +165,7 @@ def test_what_fails_is_let_go_too() -> None:
             _ = 1 / 0
 
 
-def test_new_keys_take_over_at_once_and_old_counts_stay() -> None:
+def test_new_keys_apply_at_once_and_keep_counts() -> None:
     gate = Gate(KeyRing([key("alice", requests_per_minute=1), key("bob")]), ManualClock())
     with gate.holding(gate.enter("pl-alice"), 1):
         gate.replace(KeyRing([key("alice", requests_per_minute=1, max_sequences=1)]))
@@ -192,5 +190,5 @@ def test_new_keys_take_over_at_once_and_old_counts_stay() -> None:
         (["Bearer abc", "Bearer def"], None),
     ],
 )
-def test_the_token_of_a_header(headers: list[str], token: str | None) -> None:
+def test_the_bearer_token_is_read_from_the_header(headers: list[str], token: str | None) -> None:
     assert bearer(headers) == token

@@ -19,7 +19,7 @@ def _sweeps_do_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher_module, "SWEEP_SECONDS", 0)
 
 
-def test_any_number_of_sequences_may_end_as_they_begin() -> None:
+def test_many_sequences_may_end_as_they_begin() -> None:
     """Once: each was let in within the end of the one before, until Python's stack was full, which ended the
     link, and the coordinator."""
     service = Service(max_running=1, max_waiting=MANY + 100)
@@ -34,7 +34,7 @@ def test_any_number_of_sequences_may_end_as_they_begin() -> None:
     assert (service.it.running, service.it.waiting, service.it.failed, target.load) == (0, 0, MANY, 0)
 
 
-def test_those_behind_one_that_ends_as_it_begins_are_let_in() -> None:
+def test_sequences_behind_one_ending_at_once_are_admitted() -> None:
     service = Service(max_running=1)
     first, fails, next_one, last = (service.submit() for _ in range(4))
     fails.machine.state.ledger.token_ids += [3] * 50
@@ -44,7 +44,7 @@ def test_those_behind_one_that_ends_as_it_begins_are_let_in() -> None:
     assert (service.it.running, service.it.waiting) == (1, 1)
 
 
-def test_the_oldest_asks_for_blocks_again_when_its_worker_said() -> None:
+def test_the_oldest_retries_for_blocks_when_its_worker_said() -> None:
     """Once: it waited until a sequence of this coordinator ended, whoever had given blocks back before."""
     service = Service()
     _holds, waits, later = (service.submit() for _ in range(3))
@@ -66,7 +66,7 @@ def test_the_oldest_asks_for_blocks_again_when_its_worker_said() -> None:
     assert later.machine.state.phase is Phase.VERIFYING, "the next one may try"
 
 
-def test_one_that_was_told_no_time_waits_until_somebody_ends() -> None:
+def test_without_a_retry_time_blocks_are_awaited_until_an_end() -> None:
     service = Service()
     holds, waits = service.submit(), service.submit()
     service.fail(waits)
@@ -77,7 +77,7 @@ def test_one_that_was_told_no_time_waits_until_somebody_ends() -> None:
     assert waits.machine.state.phase is Phase.VERIFYING
 
 
-def test_nobody_is_let_in_past_one_that_asks_for_blocks_again() -> None:
+def test_nobody_is_admitted_before_one_retrying_for_blocks() -> None:
     """It may be refused: the newcomer would take what it has been waiting for."""
     service = Service()
     _holds, waits = service.submit(), service.submit()
@@ -95,7 +95,7 @@ def test_nobody_is_let_in_past_one_that_asks_for_blocks_again() -> None:
 
 
 @pytest.mark.parametrize("goes", ["cancelled", "lost"])
-def test_one_that_asked_and_is_gone_keeps_nobody_out(goes: str) -> None:
+def test_an_ended_sequence_retrying_for_blocks_blocks_nobody(goes: str) -> None:
     service = Service(targets=1)
     holds, waits = service.submit(), service.submit()
     service.fail(waits, error=THEIRS)

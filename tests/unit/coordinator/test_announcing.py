@@ -72,7 +72,7 @@ async def announcing(
     await server.grpc.stop(None)
 
 
-async def test_a_draft_that_is_not_heard_of_is_waited_for_only_so_long(
+async def test_an_unreachable_draft_is_awaited_for_a_grace_period(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with announcing(vocabulary, monkeypatch, GRACE) as about:
@@ -86,7 +86,7 @@ async def test_a_draft_that_is_not_heard_of_is_waited_for_only_so_long(
         assert capsys.readouterr().out == ""
 
 
-async def test_a_draft_that_is_on_its_way_is_waited_for(
+async def test_a_connecting_draft_is_awaited(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who starts a stack may count on drafts in the first request."""
@@ -102,7 +102,7 @@ async def test_a_draft_that_is_on_its_way_is_waited_for(
         assert json.loads(capsys.readouterr().out)["event"] == "ready"
 
 
-async def test_a_coordinator_that_cannot_say_that_it_is_ready_ends(
+async def test_a_coordinator_that_fails_to_announce_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: it served on, with a health that never changed again."""

@@ -92,7 +92,7 @@ def _links_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("protocol", [TARGET, DRAFT], ids=["target", "draft"])
-async def test_a_stream_that_holds_no_message_is_lost_and_opened_again(protocol: StreamProtocol) -> None:
+async def test_a_stream_with_an_invalid_message_is_reopened(protocol: StreamProtocol) -> None:
     """Once: one such message ended the link, with it all others, and the coordinator."""
     seen = Seen()
     async with serving(protocol, sound=100) as worker:
@@ -106,7 +106,7 @@ async def test_a_stream_that_holds_no_message_is_lost_and_opened_again(protocol:
 
 
 @pytest.mark.parametrize("protocol", [TARGET, DRAFT], ids=["target", "draft"])
-async def test_an_answer_that_is_no_message_is_asked_for_again(protocol: StreamProtocol) -> None:
+async def test_an_invalid_answer_is_requested_again(protocol: StreamProtocol) -> None:
     seen = Seen()
     async with serving(protocol, sound=0) as worker:
         link = seen.link(worker.address, protocol)
@@ -119,7 +119,7 @@ async def test_an_answer_that_is_no_message_is_asked_for_again(protocol: StreamP
     assert seen.states == []
 
 
-async def test_numbers_that_are_no_message_leave_those_before_them() -> None:
+async def test_an_invalid_status_keeps_the_previous_one() -> None:
     """Once: whoever asked for the status of the workers was told of a defect."""
     seen = Seen()
     async with serving(TARGET, sound=0) as worker, grpc.aio.insecure_channel(worker.address) as channel:

@@ -38,7 +38,7 @@ def info(model: str) -> common_pb2.WorkerInfo:
     return common_pb2.WorkerInfo(model=model, max_model_len=100)
 
 
-async def test_what_was_refused_says_nothing_of_the_target(coordinator: Coordinator) -> None:
+async def test_a_refused_worker_does_not_describe_the_target(coordinator: Coordinator) -> None:
     """Once: a worker with another model, refused and then stopped, was what requests were checked against."""
     wrong, right = coordinator.dispatcher.targets
     wrong.known, wrong.state = info("wrong"), LinkState.REFUSED
@@ -51,7 +51,7 @@ async def test_what_was_refused_says_nothing_of_the_target(coordinator: Coordina
     assert coordinator.target_info().model == "right"
 
 
-async def test_a_coordinator_tells_throughput_and_watches_certificates(
+async def test_a_coordinator_runs_throughput_and_expiry_tasks(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     throughput, certificates = asyncio.Event(), asyncio.Event()
@@ -74,7 +74,7 @@ async def test_a_coordinator_tells_throughput_and_watches_certificates(
         await running
 
 
-async def test_a_target_that_serves_says_more_than_one_that_did(coordinator: Coordinator) -> None:
+async def test_a_serving_target_takes_precedence_over_a_lost_one(coordinator: Coordinator) -> None:
     old, new = coordinator.dispatcher.targets
     old.admitted, old.state = info("old"), LinkState.LOST
     assert coordinator.target_info().model == "old"
@@ -82,7 +82,7 @@ async def test_a_target_that_serves_says_more_than_one_that_did(coordinator: Coo
     assert coordinator.target_info().model == "new"
 
 
-async def test_no_more_is_promised_than_every_target_serves(coordinator: Coordinator) -> None:
+async def test_limits_are_the_least_of_all_targets(coordinator: Coordinator) -> None:
     """Once: the first one's length was, and the request was served by another."""
     long, short = coordinator.dispatcher.targets
     for link, length in ((long, 100), (short, 50)):
@@ -92,7 +92,7 @@ async def test_no_more_is_promised_than_every_target_serves(coordinator: Coordin
     assert coordinator.target_info().max_model_len == 100
 
 
-async def test_metrics_keep_their_model_while_its_target_is_away(coordinator: Coordinator) -> None:
+async def test_metrics_keep_the_model_name_without_a_target(coordinator: Coordinator) -> None:
     assert coordinator.known_name == ""
     link = coordinator.dispatcher.targets[0]
     link.admitted, link.state = info("m"), LinkState.READY
@@ -102,7 +102,7 @@ async def test_metrics_keep_their_model_while_its_target_is_away(coordinator: Co
     assert coordinator.known_name == "m"
 
 
-async def test_a_coordinator_whose_links_died_ends(
+async def test_a_coordinator_with_dead_links_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: it lived on, answered nobody, and nobody restarted it."""
@@ -126,7 +126,7 @@ def resumed(coordinator: Coordinator, received: str, **sampling: Any) -> Generat
     return replace(call, resumption=resumption)
 
 
-async def test_what_a_client_has_is_replayed_beside_the_loop(
+async def test_received_tokens_are_replayed_outside_the_loop(
     served: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: for as long as that took all other requests stood still."""
@@ -143,7 +143,7 @@ async def test_what_a_client_has_is_replayed_beside_the_loop(
     assert threading.get_ident() not in threads
 
 
-async def test_a_client_that_comes_back_twice_meanwhile_takes_over_from_itself(
+async def test_a_client_resuming_twice_takes_over_from_itself(
     served: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: the first call was not noticed to be lost, and the second one was refused."""
@@ -180,7 +180,7 @@ async def test_a_client_that_comes_back_twice_meanwhile_takes_over_from_itself(
     await asyncio.wait([reading])
 
 
-async def test_parameters_are_not_checked_again_for_every_choice(
+async def test_parameters_are_not_checked_for_every_choice(
     served: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: 128 choices of 32,768 allowed tokens stopped the event loop for a second."""
@@ -200,7 +200,7 @@ async def test_parameters_are_not_checked_again_for_every_choice(
     assert not checked
 
 
-async def test_what_a_client_has_of_a_structured_output_must_keep_to_it(served: Coordinator) -> None:
+async def test_received_tokens_must_follow_the_structure(served: Coordinator) -> None:
     structure = StructuredOutputs(regex="[a-z]+")
     async with served.generating(resumed(served, "abc", structured_outputs=structure)):
         pass
@@ -211,7 +211,7 @@ async def test_what_a_client_has_of_a_structured_output_must_keep_to_it(served: 
     assert len(served.requests) == 0
 
 
-async def test_an_empty_text_is_a_prompt_where_the_tokenizer_begins_it(served: Coordinator) -> None:
+async def test_an_empty_text_is_valid_with_an_initial_token(served: Coordinator) -> None:
     call = GenerateCall("", "", SamplingParams(max_tokens=5, echo=True), SpeculationParams())
     with pytest.raises(InvalidArgumentError, match="has no tokens") as refused:
         async with served.generating(call):
@@ -227,7 +227,7 @@ async def test_an_empty_text_is_a_prompt_where_the_tokenizer_begins_it(served: C
         assert generation.params.prompt_length == 1
 
 
-async def test_a_request_for_more_sequences_than_may_be_here_names_n(served: Coordinator) -> None:
+async def test_more_sequences_than_the_capacity_names_n(served: Coordinator) -> None:
     served.dispatcher._admission.max_running, served.dispatcher._admission.max_waiting = 1, 1
     call = GenerateCall("r", (5, 6), SamplingParams(max_tokens=5, seed=1, n=3), SpeculationParams())
     with pytest.raises(InvalidArgumentError) as caught:
@@ -236,7 +236,7 @@ async def test_a_request_for_more_sequences_than_may_be_here_names_n(served: Coo
     assert caught.value.field == "n"
 
 
-async def test_nothing_is_left_of_what_a_full_queue_refused(served: Coordinator) -> None:
+async def test_a_request_refused_by_a_full_queue_leaves_nothing(served: Coordinator) -> None:
     """Once: its reader was, for good."""
     served.dispatcher._admission.max_running, served.dispatcher._admission.max_waiting = 1, 0
     call = GenerateCall("", (5, 6), SamplingParams(max_tokens=5, seed=1), SpeculationParams())

@@ -129,7 +129,7 @@ def tokens_of(parts: st.SearchStrategy[list[str]], most: int) -> st.SearchStrate
 
 @SETTINGS
 @given(tokens_of(FALLBACK_PARTS, 5), tokens_of(FALLBACK_PARTS, 14))
-def test_any_tokens_with_byte_fallback(prompt: list[str], generated: list[str]) -> None:
+def test_byte_fallback_tokens_decode_piecewise(prompt: list[str], generated: list[str]) -> None:
     before, whole = with_rows_kept(prompt), with_rows_kept(prompt + generated)
     library = decoded(byte_fallback(), prompt + generated)
     assert whole == library or "\ufffd" in library
@@ -145,19 +145,19 @@ LEVEL_TOKENS = st.one_of(
 
 @SETTINGS
 @given(st.lists(LEVEL_TOKENS, max_size=12), st.lists(LEVEL_TOKENS, max_size=14))
-def test_any_tokens_of_bytes(prompt: list[str], generated: list[str]) -> None:
+def test_byte_level_tokens_decode_piecewise(prompt: list[str], generated: list[str]) -> None:
     before, whole = decoded(byte_level(), prompt), decoded(byte_level(), prompt + generated)
     assert "".join(streamed(byte_level(), prompt, generated)) == continuation(before, whole)
 
 
 @SETTINGS
 @given(st.lists(st.sampled_from([*visible("日\ufffdé🙂"), "</s>"]), max_size=80))
-def test_bytes_that_are_rarely_characters(generated: list[str]) -> None:
+def test_random_bytes_decode_piecewise(generated: list[str]) -> None:
     assert "".join(streamed(byte_level(), [], generated)) == decoded(byte_level(), generated)
 
 
 @pytest.mark.parametrize("times", range(1, 60))
-def test_tokens_that_all_end_one_character_and_begin_the_next_lose_none(times: int) -> None:
+def test_tokens_spanning_two_characters_lose_none(times: int) -> None:
     first, second, third = visible("日")
     tokens = [first, second, *[third + first, second] * times, third]
     text = "日" * (times + 1)
@@ -170,7 +170,7 @@ def test_tokens_that_all_end_one_character_and_begin_the_next_lose_none(times: i
 @pytest.mark.parametrize("tokenizer", [byte_fallback, metaspace, word_piece])
 @SETTINGS
 @given(st.data())
-def test_special_tokens_do_not_come_between_others(
+def test_special_tokens_do_not_disturb_others(
     tokenizer: Callable[[], Tokenizer], data: st.DataObject
 ) -> None:
     tokens = st.lists(st.sampled_from([*WORDS, *SPECIAL, "<tool>", "beyond"]), max_size=16)
@@ -197,12 +197,14 @@ def test_special_tokens_do_not_come_between_others(
         (["<0xFF>", *of_bytes("日")], ["▁a"], " a"),
     ],
 )
-def test_bytes_that_are_no_character(prompt: list[str], generated: list[str], text: str) -> None:
+def test_invalid_bytes_become_replacement_characters(
+    prompt: list[str], generated: list[str], text: str
+) -> None:
     assert "".join(streamed(byte_fallback(), prompt, generated)) == text
 
 
 @pytest.mark.parametrize("text", ["🙂🙂🙂🙂", "a日日日日日日", "ééééa日🙂日🙂é🙂"])
-def test_a_prompt_may_be_cut_anywhere_in_a_row_of_bytes(text: str) -> None:
+def test_a_prompt_may_be_cut_within_bytes(text: str) -> None:
     tokens = of_bytes(text)
     for cut in range(len(tokens)):
         after = text.encode()[:cut].decode(errors="ignore")
@@ -231,7 +233,7 @@ class Counting(StreamDetokenizer):
     "repeated",
     [["</s>"], ["beyond"], ["▁"], ["a"], of_bytes("\ufffd"), of_bytes(b"\xe6"), [*visible("\ufffd")]],
 )
-def test_a_step_costs_the_same_after_any_number_of_tokens(
+def test_decoding_a_token_costs_the_same_at_any_length(
     tokenizer: Callable[[], Tokenizer], repeated: list[str]
 ) -> None:
     detokenizer = Counting(tokenizer(), [])
@@ -252,7 +254,7 @@ def test_special_tokens_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
-def test_special_tokens_are_text_where_asked_for(make: Callable[[], Tokenizer]) -> None:
+def test_special_tokens_are_decoded_on_request(make: Callable[[], Tokenizer]) -> None:
     tokenizer = make()
     prompt, generated = ids_of(tokenizer, ["<s>", "a"]), ids_of(tokenizer, ["b", "</s>", "<s>", "a"])
     detokenizer = StreamDetokenizer(tokenizer, prompt, skip_special_tokens=False)

@@ -68,7 +68,7 @@ async def first(directory: WorkerDirectory) -> Sequence[Member]:
         return await anext(directory.watch())
 
 
-def test_every_registered_directory_is_put_through() -> None:
+def test_every_registered_directory_is_tested() -> None:
     assert DIRECTORIES.keys() <= DIRECTORIES_OF.keys()
 
 
@@ -80,7 +80,7 @@ async def test_a_watch_begins_with_the_members(listing: Listing, members: Sequen
         host_and_port("address", member.address)
 
 
-async def test_every_watch_is_told_the_same(listing: Listing) -> None:
+async def test_every_watch_sees_the_same_members(listing: Listing) -> None:
     directory = listing.open([ONE, TWO])
     assert list(await first(directory)) == list(await first(directory))
 
@@ -92,7 +92,7 @@ async def test_a_report_changes_no_membership(listing: Listing) -> None:
     assert list(await first(directory)) == [ONE, TWO]
 
 
-async def test_a_change_is_told_whole(listing: Listing) -> None:
+async def test_a_change_lists_all_members(listing: Listing) -> None:
     directory = listing.open([ONE])
     if listing.change is None:
         return

@@ -194,7 +194,7 @@ def types(link: FakeLink) -> list[type]:
     return [type(command) for command in link.sent if command not in plain]
 
 
-def test_a_sequence_takes_the_least_loaded_ready_worker_of_each_kind() -> None:
+def test_a_sequence_gets_the_least_loaded_workers() -> None:
     service = Service(targets=3, drafts=2)
     service.targets[0].ready = False
     first, second, third = service.submit(), service.submit(), service.submit(k=0)
@@ -207,7 +207,7 @@ def test_a_sequence_takes_the_least_loaded_ready_worker_of_each_kind() -> None:
     assert [link.load for link in (*service.targets, *service.drafts)] == [0, 2, 1, 1, 1]
 
 
-def test_the_draft_is_there_when_the_first_round_begins() -> None:
+def test_the_draft_is_opened_in_the_first_round() -> None:
     service = Service(drafts=1)
     running = service.submit()
     assert types(service.targets[0]) == [OpenSequence, VerifyRound]
@@ -216,7 +216,7 @@ def test_the_draft_is_there_when_the_first_round_begins() -> None:
     assert types(service.drafts[0]) == [OpenSequence, DraftRound]
 
 
-def test_what_was_committed_reaches_the_client_and_the_end_frees_the_worker() -> None:
+def test_commits_reach_the_client_and_the_end_frees_the_worker() -> None:
     service = Service()
     running = service.submit(max_tokens=2)
     service.answer(running, 5)
@@ -231,7 +231,7 @@ def test_what_was_committed_reaches_the_client_and_the_end_frees_the_worker() ->
     assert (service.it.finished, service.it.failed) == (1, 0)
 
 
-def test_more_than_may_run_wait_and_more_than_may_wait_are_refused() -> None:
+def test_excess_requests_wait_and_then_are_refused() -> None:
     service = Service(max_running=2, max_waiting=1)
     first, _, third = service.submit(), service.submit(), service.submit()
     assert (service.it.running, service.it.waiting, third.admitted) == (2, 1, False)
@@ -243,7 +243,7 @@ def test_more_than_may_run_wait_and_more_than_may_wait_are_refused() -> None:
     assert service.it.waiting == 0
 
 
-def test_more_sequences_than_run_and_wait_are_no_request() -> None:
+def test_more_sequences_than_the_capacity_are_invalid() -> None:
     """To try again would not help."""
     service = Service(max_running=2, max_waiting=1)
     service.it.check_fits(3)
@@ -261,7 +261,7 @@ def test_a_waiting_request_can_be_cancelled() -> None:
     assert service.submit().admitted is False
 
 
-def test_a_request_in_the_queue_is_not_told_that_no_target_came_back() -> None:
+def test_a_queued_request_has_no_recovery_deadline() -> None:
     """Once: the recovery deadline ran while a request waited for its turn behind a healthy target."""
     service = Service(max_running=1)
     first, second = service.submit(max_tokens=1), service.submit()
@@ -276,7 +276,7 @@ def test_a_request_in_the_queue_is_not_told_that_no_target_came_back() -> None:
     assert parts(second) == []
 
 
-def test_deadlines_are_swept() -> None:
+def test_sweeping_applies_deadlines() -> None:
     service = Service()
     running = service.submit()
     service.clock.now = 9.9
@@ -294,7 +294,7 @@ def test_deadlines_are_swept() -> None:
     assert service.it.failed == 1
 
 
-def test_a_target_that_answers_others_is_not_hung_up() -> None:
+def test_a_target_answering_others_stays_connected() -> None:
     """Only the sequence that waits too long moves: to another target, where that has less to do."""
     for targets in (1, 2):
         service = Service(targets=targets)
@@ -318,7 +318,7 @@ def test_a_target_that_answers_others_is_not_hung_up() -> None:
         assert [commit.token_ids for commit in parts(late)] == [(7,)]  # type: ignore[union-attr]
 
 
-def test_a_target_that_answers_nobody_is_hung_up() -> None:
+def test_a_target_answering_nobody_is_disconnected() -> None:
     service = Service()
     late, other = service.submit(k=0), service.submit(k=0)
     service.clock.now = 4.9
@@ -329,7 +329,7 @@ def test_a_target_that_answers_nobody_is_hung_up() -> None:
     assert late.state.phase is Phase.STALLED
 
 
-def test_who_does_not_read_is_cut_unless_its_connection_is_lost() -> None:
+def test_a_client_that_stops_reading_is_cut_unless_lost() -> None:
     """Once: a request that was held for its client was cut, for the client did not read."""
     service = Service(unread_timeout=60.0)
     running = service.submit(k=0)
@@ -342,7 +342,7 @@ def test_who_does_not_read_is_cut_unless_its_connection_is_lost() -> None:
     assert isinstance(running.error, UnavailableError)
 
 
-def test_a_target_that_reports_a_prompt_is_not_hung_up() -> None:
+def test_a_target_reporting_a_prompt_stays_connected() -> None:
     """Once: only verdicts counted, so a long prompt that was reported ended those that waited behind it."""
     service = Service()
     reporting, waiting = service.submit(k=0), service.submit(k=0)
@@ -376,7 +376,7 @@ def serve_until_all_end(service: Service, sequences: Sequence[Running], poison: 
 
 @pytest.mark.parametrize("targets", [1, 2])
 @pytest.mark.parametrize("place", [0, 2, 4])
-def test_one_round_that_kills_the_target_ends_no_other_sequence(place: int, targets: int) -> None:
+def test_a_round_that_kills_targets_ends_only_its_sequence(place: int, targets: int) -> None:
     """Once: all that had a round at each death ended with it, whether they shared its pass or waited."""
     service = Service(targets=targets)
     sequences = [service.submit(k=0, max_tokens=6) for _ in range(5)]
@@ -392,7 +392,7 @@ def test_one_round_that_kills_the_target_ends_no_other_sequence(place: int, targ
     assert not service.it._suspects.waiting
 
 
-def test_requests_that_come_meanwhile_are_served_beside_it() -> None:
+def test_requests_arriving_beside_a_killer_are_served() -> None:
     service = Service()
     sequences = [service.submit(k=0, max_tokens=6) for _ in range(3)]
     poison = sequences[0]
@@ -411,7 +411,7 @@ def suspected(service: Service, *runnings: Running) -> None:
     assert phases == [Phase.VERIFYING, *[Phase.STALLED] * (len(runnings) - 1)]
 
 
-def test_who_waits_for_its_turn_is_not_told_that_no_target_came_back() -> None:
+def test_a_suspect_awaiting_its_turn_has_no_recovery_deadline() -> None:
     """Once: it was, where the turns before it took longer than a target may take to come back."""
     service = Service()
     first, second = service.submit(k=0), service.submit(k=0)
@@ -426,7 +426,7 @@ def test_who_waits_for_its_turn_is_not_told_that_no_target_came_back() -> None:
     assert isinstance(second.error, UnavailableError), "without a target it does"
 
 
-def test_who_gets_its_turn_goes_on() -> None:
+def test_a_suspect_goes_on_at_its_turn() -> None:
     service = Service()
     first, second = service.submit(k=0), service.submit(k=0)
     suspected(service, first, second)
@@ -435,7 +435,7 @@ def test_who_gets_its_turn_goes_on() -> None:
     assert first.state.losses == 0
 
 
-def test_who_waits_for_blocks_keeps_nobody_from_its_turn() -> None:
+def test_a_sequence_waiting_for_blocks_does_not_delay_suspects() -> None:
     """Once: suspects waited until it had its verdict, which may be as long as the answers of others."""
     service = Service()
     suspect = service.submit(k=0)
@@ -449,7 +449,7 @@ def test_who_waits_for_blocks_keeps_nobody_from_its_turn() -> None:
     assert suspect.machine.state.phase is Phase.VERIFYING
 
 
-def test_a_verdict_clears_one_that_pauses_for_its_client() -> None:
+def test_a_verdict_clears_a_suspect_that_then_pauses() -> None:
     """Once: the next round did, so that who had none kept suspects waiting for its client."""
     service = Service()
     paused, suspect = service.submit(k=0), service.submit(k=0)
@@ -460,7 +460,7 @@ def test_a_verdict_clears_one_that_pauses_for_its_client() -> None:
     assert suspect.machine.state.phase is Phase.VERIFYING
 
 
-def test_suspects_that_end_on_their_turn_leave_nothing_behind() -> None:
+def test_suspects_ending_on_their_turn_leave_nothing() -> None:
     """Once: the loop that came to them afterwards gave them workers again."""
     service = Service(drafts=1, max_running=300, max_waiting=300)
     runnings = [service.submit(k=0) for _ in range(250)]
@@ -475,7 +475,7 @@ def test_suspects_that_end_on_their_turn_leave_nothing_behind() -> None:
     assert not service.it._suspects.waiting
 
 
-def test_who_is_cancelled_while_it_waits_for_its_turn_is_forgotten() -> None:
+def test_a_cancelled_suspect_is_forgotten() -> None:
     service = Service()
     first, second = service.submit(k=0), service.submit(k=0)
     for _ in range(SUSPECT):
@@ -486,7 +486,7 @@ def test_who_is_cancelled_while_it_waits_for_its_turn_is_forgotten() -> None:
     assert service.targets[0].load == 0
 
 
-def test_a_draft_that_answers_nobody_is_hung_up_and_its_sequences_are_drafted_for_elsewhere() -> None:
+def test_a_silent_drafts_sequences_move_to_another() -> None:
     """Once: each of them left it alone for some rounds, came back to it, and waited again."""
     service = Service(drafts=2)
     hung, sound = service.drafts
@@ -507,7 +507,7 @@ def test_a_draft_that_answers_nobody_is_hung_up_and_its_sequences_are_drafted_fo
         service.answer(running, 7, 8, 9, 5)
 
 
-def test_a_draft_that_is_late_for_one_sequence_and_answers_others_stays() -> None:
+def test_a_draft_late_for_one_sequence_stays_connected() -> None:
     service = Service(drafts=2)
     draft = service.drafts[0]
     late, _, lively = (service.submit(max_tokens=40) for _ in range(3))
@@ -524,7 +524,7 @@ def test_a_draft_that_is_late_for_one_sequence_and_answers_others_stays() -> Non
 
 
 @pytest.mark.parametrize("says", ["its proposal, too late", "that it lacks the sequence"])
-def test_whatever_a_draft_says_it_does_not_hang(says: str) -> None:
+def test_a_draft_that_answers_anything_is_not_hanging(says: str) -> None:
     """It is slow: each round of its only sequence is answered, but after the deadline."""
     service = Service(drafts=1)
     running = service.submit(max_tokens=40)
@@ -540,7 +540,7 @@ def test_whatever_a_draft_says_it_does_not_hang(says: str) -> None:
     assert service.drafts[0].hung_up == 0
 
 
-def test_of_a_draft_all_that_wait_for_it_wait_at_once() -> None:
+def test_sequences_share_one_silence_of_a_draft() -> None:
     """Their deadlines are one second of silence, not three."""
     service = Service(drafts=1)
     runnings = [service.submit() for _ in range(3)]
@@ -556,7 +556,7 @@ def test_of_a_draft_all_that_wait_for_it_wait_at_once() -> None:
     assert service.drafts[0].hung_up == 1
 
 
-def test_a_draft_that_stays_silent_is_hung_up_ever_more_seldom_until_it_is_heard() -> None:
+def test_a_silent_draft_is_disconnected_ever_more_rarely() -> None:
     """It may read a prompt for longer than that, and have to begin again each time."""
     service = Service(drafts=1)
     (draft,) = service.drafts
@@ -581,7 +581,7 @@ def test_a_draft_that_stays_silent_is_hung_up_ever_more_seldom_until_it_is_heard
     assert deadlines_until_hung_up() == 2
 
 
-def test_a_draft_that_may_hang_gets_one_sequence_until_it_is_heard() -> None:
+def test_a_suspected_draft_gets_one_trial_sequence() -> None:
     """Once: with its sequences gone it was the least loaded one, and got all that came."""
     service = Service(drafts=2)
     doubtful, sound = service.drafts
@@ -600,7 +600,7 @@ def test_a_draft_that_may_hang_gets_one_sequence_until_it_is_heard() -> None:
     assert [service.submit().draft for _ in range(3)] == [doubtful] * 3
 
 
-def test_one_that_may_hang_is_better_than_none_and_worse_than_an_idle_one() -> None:
+def test_a_suspected_draft_is_used_when_no_other_is_idle() -> None:
     service = Service(drafts=2, max_running=20, max_waiting=20)
     doubtful, sound = service.drafts
     running = service.submit()
@@ -615,7 +615,7 @@ def test_one_that_may_hang_is_better_than_none_and_worse_than_an_idle_one() -> N
     assert [service.submit().draft for _ in range(3)] == [doubtful] * 3
 
 
-def test_a_sequence_whose_target_answers_others_is_waited_for() -> None:
+def test_a_sequence_waits_for_a_target_that_answers_others() -> None:
     """Once: behind a long backlog it lost its place at every deadline, and failed at the fourth."""
     service = Service()
     late, lively = service.submit(k=0), service.submit(k=0, max_tokens=40)
@@ -632,7 +632,7 @@ def test_a_sequence_whose_target_answers_others_is_waited_for() -> None:
     assert [commit.token_ids for commit in parts(late)] == [(7,)]  # type: ignore[union-attr]
 
 
-def test_a_sequence_that_would_only_change_places_stays() -> None:
+def test_a_sequence_does_not_move_to_an_equally_loaded_target() -> None:
     service = Service(targets=2)
     late, _, lively = (service.submit(k=0) for _ in range(3))
     assert [target.load for target in service.targets] == [2, 1]
@@ -644,7 +644,7 @@ def test_a_sequence_that_would_only_change_places_stays() -> None:
     assert late.machine.state.target.epoch == 1
 
 
-def test_a_round_that_hangs_one_target_after_another_fails() -> None:
+def test_a_round_that_hangs_several_targets_fails() -> None:
     """And in every other way as well that ends the connection."""
     service = Service()
     running, (target,) = service.submit(k=0), service.targets
@@ -700,7 +700,7 @@ def test_a_client_that_reads_in_time_is_not_cut() -> None:
     assert not running.ended
 
 
-def test_a_lost_target_hands_its_sequences_to_another() -> None:
+def test_a_lost_targets_sequences_move_to_another() -> None:
     service = Service(targets=2)
     running = service.submit()
     assert running.target is service.targets[0]
@@ -711,7 +711,7 @@ def test_a_lost_target_hands_its_sequences_to_another() -> None:
     assert [link.load for link in service.targets] == [0, 1]
 
 
-def test_with_no_other_target_a_sequence_waits_for_one() -> None:
+def test_without_another_target_a_sequence_waits() -> None:
     service = Service()
     running = service.submit()
     service.lose(service.targets[0])
@@ -722,7 +722,7 @@ def test_with_no_other_target_a_sequence_waits_for_one() -> None:
     assert service.targets[0].load == 1
 
 
-def test_a_lost_draft_lets_the_round_go_on() -> None:
+def test_a_round_goes_on_after_losing_its_draft() -> None:
     service = Service(drafts=1)
     running = service.submit()
     service.answer(running, 5)
@@ -731,7 +731,7 @@ def test_a_lost_draft_lets_the_round_go_on() -> None:
     assert (running.draft, service.drafts[0].load) == (None, 0)
 
 
-def test_events_of_a_worker_that_is_not_the_sequences_own_are_dropped() -> None:
+def test_events_of_another_worker_are_dropped() -> None:
     service = Service(targets=2)
     running = service.submit()
     event = RoundVerdict("s1", 1, 1, Verdict(0, (5,), 2))
@@ -742,7 +742,7 @@ def test_events_of_a_worker_that_is_not_the_sequences_own_are_dropped() -> None:
     assert len(parts(running)) == 1
 
 
-def test_out_of_blocks_waits_for_another_sequence_to_end() -> None:
+def test_a_sequence_out_of_blocks_waits_for_an_end() -> None:
     service = Service()
     first, second = service.submit(max_tokens=1), service.submit()
     service.fail(second)
@@ -751,7 +751,7 @@ def test_out_of_blocks_waits_for_another_sequence_to_end() -> None:
     assert (second.state.phase, service.it.waiting) == (Phase.VERIFYING, 0)
 
 
-def test_one_that_got_its_blocks_wakes_the_next_in_the_queue() -> None:
+def test_a_sequence_that_got_blocks_wakes_the_next() -> None:
     service = Service()
     first, second, third = (service.submit() for _ in range(3))
     service.fail(second)
@@ -762,7 +762,7 @@ def test_one_that_got_its_blocks_wakes_the_next_in_the_queue() -> None:
     assert third.machine.state.phase is Phase.VERIFYING
 
 
-def test_a_sequence_that_does_not_fit_alone_is_told_so() -> None:
+def test_a_sequence_too_large_alone_is_failed() -> None:
     service = Service()
     running = service.submit()
     service.fail(running)
@@ -773,7 +773,7 @@ def test_a_sequence_that_does_not_fit_alone_is_told_so() -> None:
     assert service.it.failed == 1
 
 
-def test_blocks_that_a_worker_still_holds_for_a_stream_that_is_over_are_waited_for() -> None:
+def test_blocks_of_an_ended_stream_are_waited_for() -> None:
     """Once: a request was failed when its target had not yet noticed the end of the last connection."""
     service = Service()
     running = service.submit()
@@ -802,7 +802,7 @@ def test_blocks_of_another_coordinator_are_waited_for() -> None:
     assert len(parts(running)) == 1
 
 
-def test_two_sequences_that_run_out_of_blocks_in_the_same_pass_both_go_on() -> None:
+def test_two_sequences_out_of_blocks_at_once_both_go_on() -> None:
     """Once: both were closed, and the second was failed for want of anybody who still held blocks."""
     service = Service()
     first, second = service.submit(), service.submit()
@@ -814,7 +814,7 @@ def test_two_sequences_that_run_out_of_blocks_in_the_same_pass_both_go_on() -> N
     assert waits.machine.state.phase is Phase.VERIFYING
 
 
-def test_one_that_runs_out_as_the_other_ends_goes_on() -> None:
+def test_a_sequence_out_of_blocks_at_anothers_end_goes_on() -> None:
     """Once: it was failed, although the blocks it had lacked were free by then."""
     service = Service()
     first, second = service.submit(max_tokens=1), service.submit()
@@ -824,7 +824,7 @@ def test_one_that_runs_out_as_the_other_ends_goes_on() -> None:
     assert second.state.phase is Phase.VERIFYING
 
 
-def test_two_that_do_not_fit_alone_both_end() -> None:
+def test_two_sequences_too_large_alone_both_fail() -> None:
     service = Service()
     first, second = service.submit(), service.submit()
     for _ in range(10):
@@ -836,7 +836,7 @@ def test_two_that_do_not_fit_alone_both_end() -> None:
     assert parts(first) == parts(second) == [FULL]
 
 
-def test_what_waits_for_one_target_does_not_keep_those_of_another_waiting() -> None:
+def test_waiting_for_one_target_does_not_delay_another() -> None:
     """Once: blocks that were free on the second target woke the oldest of all, which waited for the first."""
     service = Service(targets=2)
     holds, other, waits, starves = (service.submit() for _ in range(4))
@@ -854,7 +854,7 @@ def test_what_waits_for_one_target_does_not_keep_those_of_another_waiting() -> N
     assert waits.machine.state.phase is Phase.VERIFYING
 
 
-def test_the_time_in_the_queue_is_no_time_without_a_target() -> None:
+def test_time_in_the_queue_is_not_time_without_a_target() -> None:
     """Once: a target that died failed, in one sweep, all that had waited longer than it may be away."""
     service = Service(max_running=1)
     first, second = service.submit(), service.submit()
@@ -873,7 +873,7 @@ def test_the_time_in_the_queue_is_no_time_without_a_target() -> None:
     assert isinstance(error, UnavailableError)
 
 
-def test_a_blocked_sequence_can_be_cancelled() -> None:
+def test_a_sequence_waiting_for_blocks_can_be_cancelled() -> None:
     service = Service()
     first, second, third = (service.submit() for _ in range(3))
     service.fail(second)
@@ -884,7 +884,7 @@ def test_a_blocked_sequence_can_be_cancelled() -> None:
     assert third.machine.state.phase is Phase.VERIFYING
 
 
-def test_the_oldest_of_those_that_wait_is_the_first_to_try_again() -> None:
+def test_the_oldest_waiting_sequence_retries_first() -> None:
     service = Service()
     first, second, third, fourth = (service.submit() for _ in range(4))
     service.fail(fourth)
@@ -898,7 +898,7 @@ def test_the_oldest_of_those_that_wait_is_the_first_to_try_again() -> None:
     ]
 
 
-def test_nobody_is_admitted_past_one_that_waits_for_blocks() -> None:
+def test_nobody_is_admitted_before_one_waiting_for_blocks() -> None:
     """The newest would have to give up again what it got."""
     service = Service(max_waiting=1)
     first, second = service.submit(), service.submit()
@@ -912,7 +912,7 @@ def test_nobody_is_admitted_past_one_that_waits_for_blocks() -> None:
     assert third.admitted
 
 
-def test_those_that_lose_their_blocks_are_counted_once() -> None:
+def test_a_preempted_sequence_is_counted_once() -> None:
     service = Service()
     first, second = service.submit(), service.submit()
     service.fail(second)
@@ -925,7 +925,7 @@ def test_those_that_lose_their_blocks_are_counted_once() -> None:
     assert service.it.num_preemptions == 1
 
 
-def test_the_blocks_of_a_slow_client_go_to_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_clients_blocks_go_to_a_waiting_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the oldest held blocks and did not read, everybody else would have waited for its client."""
     monkeypatch.setattr(limits, "MAX_UNREAD_TOKENS", 1)
     service = Service()
@@ -944,7 +944,7 @@ def test_the_blocks_of_a_slow_client_go_to_one_that_waits(monkeypatch: pytest.Mo
     assert types(service.targets[0])[-2:] == [OpenSequence, VerifyRound]
 
 
-def test_they_go_to_it_whoever_else_holds_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_clients_blocks_help_though_others_hold_some(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: they were given back, and it waited for a third one to end."""
     monkeypatch.setattr(limits, "MAX_UNREAD_TOKENS", 1)
     service = Service()
@@ -956,7 +956,7 @@ def test_they_go_to_it_whoever_else_holds_some(monkeypatch: pytest.MonkeyPatch) 
     assert waits.machine.state.phase is Phase.VERIFYING
 
 
-def test_a_sequence_that_moves_leaves_its_blocks_to_one_that_waits() -> None:
+def test_a_moving_sequences_blocks_go_to_a_waiting_one() -> None:
     service = Service(targets=2)
     late, other, waits, _, third = (service.submit() for _ in range(5))
     assert late.target is waits.target is third.target is service.targets[0]
@@ -970,7 +970,7 @@ def test_a_sequence_that_moves_leaves_its_blocks_to_one_that_waits() -> None:
     assert waits.machine.state.phase is Phase.VERIFYING
 
 
-def test_a_slow_client_pauses_its_own_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_client_pauses_only_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_UNREAD_TOKENS", 2)
     service = Service()
     slow, other = service.submit(), service.submit()
@@ -990,7 +990,7 @@ def test_a_slow_client_pauses_its_own_sequence_alone(monkeypatch: pytest.MonkeyP
     assert slow.machine.state.phase is Phase.VERIFYING
 
 
-def test_shutting_down_ends_everything_with_one_error_each() -> None:
+def test_shutdown_ends_every_sequence_with_one_error() -> None:
     service = Service(max_running=1)
     first, second = service.submit(), service.submit()
     error = UnavailableError("shutting down")
@@ -1002,7 +1002,7 @@ def test_shutting_down_ends_everything_with_one_error_each() -> None:
     assert (service.it.running, service.it.waiting, service.targets[0].load) == (0, 0, 0)
 
 
-def test_the_next_rounds_leave_before_anybody_is_told_of_the_last_ones(
+def test_next_rounds_are_sent_before_commits_are_emitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A target waits for the rounds of all whose verdicts left in one frame."""
@@ -1020,7 +1020,7 @@ def test_the_next_rounds_leave_before_anybody_is_told_of_the_last_ones(
     assert service.drafts[0].flushed == len(service.drafts[0].sent)
 
 
-def test_of_two_answers_in_a_frame_the_first_is_told_first() -> None:
+def test_answers_in_one_frame_are_emitted_in_order() -> None:
     """Also where the second one ends the sequence: all that was held back is told before that."""
     service = Service()
     other, ends, fails = service.submit(k=0), service.submit(k=0, max_tokens=2), service.submit(k=0)
@@ -1040,7 +1040,7 @@ def test_of_two_answers_in_a_frame_the_first_is_told_first() -> None:
     assert (ends.ended, service.it.running) == (True, 1)
 
 
-def test_the_last_tokens_come_before_the_error_that_ends_their_sequence() -> None:
+def test_the_last_tokens_come_before_the_final_error() -> None:
     """Once: the error came first, and they were lost, where no target serves the round after them."""
     service = Service()
     running = service.submit(k=0)
@@ -1053,7 +1053,7 @@ def test_the_last_tokens_come_before_the_error_that_ends_their_sequence() -> Non
     assert (running.error, service.it.failed) == (error, 1)
 
 
-def test_a_defect_met_by_one_sequence_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_one_sequence_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: an exception while one verdict was taken in ended the link's task, and the coordinator."""
     service = Service()
     first, second = service.submit(), service.submit()
@@ -1076,7 +1076,7 @@ def test_one_requests_failure_ends_no_other() -> None:
     assert len(parts(second)) == 1
 
 
-def test_a_sequence_takes_the_length_of_the_target_it_moves_to() -> None:
+def test_a_moved_sequence_takes_its_new_targets_length() -> None:
     service = Service(targets=2)
     running = service.submit(k=0)
     other = next(link for link in service.targets if link is not running.target)

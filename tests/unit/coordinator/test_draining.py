@@ -23,7 +23,7 @@ def call(*received: int) -> GenerateCall:
 
 
 @pytest.mark.parametrize("received", [(5, 6, 7), ()], ids=["in the middle", "at the start"])
-async def test_what_outlasts_the_draining_is_told_its_last_index(
+async def test_a_request_outlasting_the_drain_gets_its_last_index(
     served: Coordinator, received: tuple[int, ...]
 ) -> None:
     async with asyncio.timeout(SECONDS):
@@ -39,7 +39,7 @@ async def test_what_outlasts_the_draining_is_told_its_last_index(
     assert served.dispatcher.running == 0
 
 
-async def test_a_new_request_is_refused_while_it_drains(served: Coordinator) -> None:
+async def test_a_new_request_is_refused_while_draining(served: Coordinator) -> None:
     async with asyncio.timeout(SECONDS):
         await served.drain(0.0)
         with pytest.raises(UnavailableError, match="stopping"):
@@ -47,7 +47,7 @@ async def test_a_new_request_is_refused_while_it_drains(served: Coordinator) -> 
                 pass
 
 
-async def test_draining_is_over_when_nothing_runs(served: Coordinator) -> None:
+async def test_draining_ends_when_nothing_runs(served: Coordinator) -> None:
     """Not only when its time is."""
     async with asyncio.timeout(SECONDS):
         async with served.generating(call(), math.inf) as generation:

@@ -121,7 +121,7 @@ async def test_a_member_that_appears_is_connected() -> None:
         assert len(it.links) == 2
 
 
-async def test_an_idle_member_that_leaves_is_given_up() -> None:
+async def test_an_idle_leaving_member_is_disconnected() -> None:
     async with following() as it:
         it.list(ONE)
         await it.until(("entered", "one:1"))
@@ -153,7 +153,7 @@ async def test_a_busy_member_stays_until_its_end(ends: str) -> None:
         assert link.ended.is_set()
 
 
-async def test_a_member_that_comes_back_keeps_its_link() -> None:
+async def test_a_returning_member_keeps_its_link() -> None:
     async with following() as it:
         it.list(ONE)
         await it.until(("entered", "one:1"))
@@ -167,7 +167,7 @@ async def test_a_member_that_comes_back_keeps_its_link() -> None:
         assert len(it.links) == 1
 
 
-async def test_a_member_that_was_given_up_gets_a_new_link() -> None:
+async def test_a_disconnected_member_gets_a_new_link() -> None:
     gone = [("entered", "one:1"), ("leaving", "one:1"), ("left", "one:1")]
     async with following() as it:
         it.list(ONE)
@@ -212,7 +212,7 @@ async def test_a_member_of_two_directories_has_one_link() -> None:
         await it.until(("entered", "one:1"), ("leaving", "one:1"), ("left", "one:1"))
 
 
-async def test_a_refusal_reaches_those_that_list_it() -> None:
+async def test_a_refusal_reaches_the_directories_listing_it() -> None:
     async with following(directories=2) as it:
         it.list(ONE, TWO)
         it.list(TWO, directory=1)
@@ -221,7 +221,7 @@ async def test_a_refusal_reaches_those_that_list_it() -> None:
         assert [directory.reports for directory in it.directories] == [[(ONE, "another model")], []]
 
 
-async def test_a_directory_that_fails_ends_the_fleet() -> None:
+async def test_a_failing_directory_ends_the_fleet() -> None:
     """A coordinator that no longer learns of its workers is restarted."""
 
     class Broken(FakeDirectory):

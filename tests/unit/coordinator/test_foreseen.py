@@ -36,7 +36,7 @@ def judged(it: Driver, *token_ids: int, went_on_with: int | None = None) -> list
     return it(RoundVerdict("s", 1, it.state.round, verdict))
 
 
-def test_the_target_is_told_what_to_judge_next() -> None:
+def test_continuations_are_passed_to_the_target() -> None:
     it = verifying(7, 8, 9)
     (command,) = foresee(it, {Outcome(1, 5): Proposal((6, 6, 6)), Outcome(3, 5): Proposal((4, 4))})
     assert command == VerifyAhead(
@@ -44,7 +44,7 @@ def test_the_target_is_told_what_to_judge_next() -> None:
     )
 
 
-def test_a_target_that_goes_on_is_not_asked_and_the_draft_is_told() -> None:
+def test_a_target_going_on_is_not_asked_and_the_draft_told() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     actions = judged(it, 7, 5, went_on_with=3)
@@ -59,7 +59,7 @@ def test_a_target_that_goes_on_is_not_asked_and_the_draft_is_told() -> None:
     assert it.state.stats.num_draft_tokens == 6
 
 
-def test_a_target_may_have_begun_with_the_shorter_of_two_proposals() -> None:
+def test_a_target_may_begin_with_the_shorter_proposal() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6))})
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
@@ -69,7 +69,7 @@ def test_a_target_may_have_begun_with_the_shorter_of_two_proposals() -> None:
     assert it.generated == [4, 7, 5, 6, 6, 2]
 
 
-def test_a_target_that_is_told_late_begins_with_what_it_was_told_first() -> None:
+def test_a_late_target_begins_with_the_first_offer() -> None:
     """Its verdict leaves before it reads either of the two."""
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6))})
@@ -80,7 +80,7 @@ def test_a_target_that_is_told_late_begins_with_what_it_was_told_first() -> None
 
 
 @pytest.mark.parametrize("again", [(6, 6), (6,), (6, 9, 6), (9, 9, 9)])
-def test_a_draft_that_contradicts_itself_is_not_passed_on(again: tuple[int, ...]) -> None:
+def test_a_contradicting_continuation_is_not_passed_on(again: tuple[int, ...]) -> None:
     """The target may have begun with what it was told first: its verdict would not fit."""
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6))})
@@ -90,14 +90,14 @@ def test_a_draft_that_contradicts_itself_is_not_passed_on(again: tuple[int, ...]
     assert it.generated == [4, 7, 5, 6, 6, 2]
 
 
-def test_a_target_cannot_go_on_with_what_it_was_not_given() -> None:
+def test_a_target_going_on_with_an_unknown_proposal_fails() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     actions = judged(it, 7, 8, 5, went_on_with=1)
     assert [type(a.error) for a in actions if isinstance(a, Fail)] == [InternalError]
 
 
-def test_what_a_target_began_is_closed_where_the_sequence_ends() -> None:
+def test_a_round_begun_past_the_end_is_closed() -> None:
     it = verifying(7, 8, 9, max_tokens=5)
     (command,) = foresee(it, {Outcome(1, 5): Proposal((6, 6, 6)), Outcome(3, 5): Proposal((4, 4))})
     assert command.proposals == {Outcome(1, 5): Proposal((6,))}, "after the other one nothing may follow"
@@ -108,7 +108,7 @@ def test_what_a_target_began_is_closed_where_the_sequence_ends() -> None:
     assert it.generated == [4, 7, 5, 6, 1]
 
 
-def test_a_slow_client_gets_the_round_that_was_begun_and_then_a_pause() -> None:
+def test_a_slow_client_gets_the_begun_round_then_pauses() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     it(Signal.CLIENT_BEHIND)
@@ -119,7 +119,7 @@ def test_a_slow_client_gets_the_round_that_was_begun_and_then_a_pause() -> None:
     assert it.phase is Phase.PAUSED
 
 
-def test_a_round_begun_late_that_breaks_twice_is_done_without_its_proposal_once() -> None:
+def test_a_late_begun_round_failing_twice_drops_its_proposal() -> None:
     """The target began it by itself, failed, and began it again as it was asked for it. Once: the second
     failure, or the verdict that came in its place, was taken for one of the round without the proposal."""
     it = verifying(7, 8, 9)
@@ -134,7 +134,7 @@ def test_a_round_begun_late_that_breaks_twice_is_done_without_its_proposal_once(
     assert it.generated == [4, 7, 5, 9]
 
 
-def test_so_it_is_where_the_target_was_told_late() -> None:
+def test_a_late_begun_round_runs_before_the_pause() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     it(Signal.CLIENT_BEHIND)
@@ -144,7 +144,7 @@ def test_so_it_is_where_the_target_was_told_late() -> None:
     assert it.phase is Phase.PAUSED
 
 
-def test_what_was_not_told_while_the_client_was_behind_begins_by_nobody() -> None:
+def test_nothing_begins_ahead_while_the_client_is_behind() -> None:
     it = verifying(7, 8, 9)
     it(Signal.CLIENT_BEHIND)
     assert foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))}) == []
@@ -153,7 +153,7 @@ def test_what_was_not_told_while_the_client_was_behind_begins_by_nobody() -> Non
     assert isinstance(command, DraftRound)
 
 
-def test_a_round_begun_ahead_survives_the_loss_of_both_workers() -> None:
+def test_a_round_begun_ahead_survives_losing_both_workers() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     judged(it, 7, 5, went_on_with=3)
@@ -164,7 +164,7 @@ def test_a_round_begun_ahead_survives_the_loss_of_both_workers() -> None:
     assert (verify.round, verify.base_length, verify.proposal) == (3, 6, Proposal((6, 6, 6)))
 
 
-def test_a_hit_starts_the_next_verification_at_once_and_tells_the_draft() -> None:
+def test_a_hit_verifies_at_once_and_informs_the_draft() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6)), Outcome(3, 5): Proposal((4, 4, 4))})
     actions = it.judge(7, 5)
@@ -179,7 +179,7 @@ def test_a_hit_starts_the_next_verification_at_once_and_tells_the_draft() -> Non
     assert it.state.present.record.hit
 
 
-def test_the_drafts_own_answer_to_a_hit_changes_nothing() -> None:
+def test_the_drafts_own_answer_to_a_hit_is_ignored() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     it.judge(7, 5)
@@ -198,14 +198,14 @@ def test_continuations_of_another_round_or_epoch_are_dropped(changes: dict[str, 
     assert not it.state.present.record.hit
 
 
-def test_another_outcome_is_an_ordinary_round() -> None:
+def test_an_unforeseen_outcome_is_an_ordinary_round() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     (command,) = sent(it.judge(7, 2))
     assert isinstance(command, DraftRound)
 
 
-def test_continuations_that_come_after_the_verdict_are_dropped() -> None:
+def test_late_continuations_are_dropped() -> None:
     it = verifying(7, 8, 9)
     it.judge(7, 5)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))}, round=2)
@@ -214,7 +214,7 @@ def test_continuations_that_come_after_the_verdict_are_dropped() -> None:
     assert isinstance(command, DraftRound), "nothing of the old round is left"
 
 
-def test_a_hit_is_cut_to_what_may_still_be_committed() -> None:
+def test_a_hit_is_cut_to_the_remaining_tokens() -> None:
     it = verifying(7, 8, 9, max_tokens=6)
     foresee(it, {Outcome(2, 5): Proposal((6, 6, 6))})
     verify, draft = sent(it.judge(7, 8, 5))
@@ -231,7 +231,7 @@ def test_a_hit_is_cut_to_what_may_still_be_committed() -> None:
     ],
     ids=["outside the vocabulary", "a tree", "with distributions"],
 )
-def test_nonsense_is_no_hit(proposal: Proposal) -> None:
+def test_invalid_continuations_are_no_hit(proposal: Proposal) -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): proposal})
     command = sent(it.judge(7, 5))[0]
@@ -240,7 +240,7 @@ def test_nonsense_is_no_hit(proposal: Proposal) -> None:
         assert not command.proposal.parents
 
 
-def test_what_the_target_was_told_is_judged_where_the_draft_is_lost() -> None:
+def test_an_offered_proposal_is_judged_after_losing_the_draft() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     it(Signal.DRAFT_LOST)
@@ -251,7 +251,7 @@ def test_what_the_target_was_told_is_judged_where_the_draft_is_lost() -> None:
     assert (command.round, command.proposal) == (4, Proposal())
 
 
-def test_a_draft_that_lost_the_sequence_behind_a_hit_is_opened_again_in_the_next_round() -> None:
+def test_a_draft_failing_after_a_hit_is_reopened_next_round() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     it.judge(7, 5)

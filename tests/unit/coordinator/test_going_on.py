@@ -58,7 +58,7 @@ def chosen(*ks: int, **options: Any) -> tuple[Driver, Scripted]:
     return it, policy
 
 
-def test_the_target_is_told_that_the_next_round_is_plain() -> None:
+def test_the_target_is_told_of_plain_next_rounds() -> None:
     it = Driver()
     assert [type(c) for c in commands(it(Signal.TARGET_READY))][1:] == [VerifyRound], "the first one prefills"
     assert commands(it.judge(4)) == [VerifyRound("s", 1, 2, N + 1, (), Proposal()), told(2, N + 1)]
@@ -76,12 +76,12 @@ def test_a_target_that_goes_on_is_not_asked() -> None:
     assert it.state.deadline == it.now + 10.0
 
 
-def test_a_target_that_was_told_too_late_is_asked() -> None:
+def test_a_target_told_too_late_is_asked() -> None:
     it = plain()
     assert commands(it.judge(5)) == [VerifyRound("s", 1, 3, N + 2, (), Proposal()), told(3, N + 2)]
 
 
-def test_a_target_cannot_go_on_with_what_it_was_not_told() -> None:
+def test_a_target_going_on_untold_fails_the_request() -> None:
     it, _ = chosen(2)
     it.propose(7, 8)
     (failed,) = [a for a in goes_on(it, 7, 5) if isinstance(a, Fail)]
@@ -91,7 +91,7 @@ def test_a_target_cannot_go_on_with_what_it_was_not_told() -> None:
 @pytest.mark.parametrize(
     "options", [{"max_tokens": 3}, {"target_max_len": N + 3}], ids=["asked", "the model"]
 )
-def test_no_round_is_begun_past_the_last_one(options: dict[str, int]) -> None:
+def test_no_round_begins_past_the_last_one(options: dict[str, int]) -> None:
     it = plain(**options)
     assert commands(goes_on(it, 5)) == []
     actions = it.judge(6)
@@ -99,14 +99,14 @@ def test_no_round_is_begun_past_the_last_one(options: dict[str, int]) -> None:
     assert it.generated == [4, 5, 6]
 
 
-def test_what_was_begun_past_an_end_that_nobody_foresaw_is_closed() -> None:
+def test_a_round_begun_past_an_unforeseen_end_is_closed() -> None:
     it = plain(stop_token_ids=(9,))
     assert [type(c) for c in commands(goes_on(it, 9))] == [CloseSequence]
     assert it.phase is Phase.DONE
     assert goes_on(it, 5, number=3) == []
 
 
-def test_every_round_is_chosen_once_while_the_one_before_lasts() -> None:
+def test_every_round_is_chosen_once_during_the_previous() -> None:
     it, policy = chosen(0, 0, 0, 0, 2)
     assert [c[0] for c in policy.told()] == ["on_verify", "choose", "on_verdict", "on_verify", "choose"]
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_every_round_is_chosen_once_while_the_one_before_lasts() -> None:
     ]
 
 
-def test_a_slow_client_gets_the_round_that_was_begun_and_then_a_pause() -> None:
+def test_a_slow_client_gets_the_begun_round_then_pauses() -> None:
     it = plain()
     it(Signal.CLIENT_BEHIND)
     assert commands(goes_on(it, 5)) == []
@@ -135,7 +135,7 @@ def test_a_slow_client_gets_the_round_that_was_begun_and_then_a_pause() -> None:
     assert (first.round, second) == (4, told(4, N + 3))
 
 
-def test_a_round_begun_ahead_survives_the_loss_of_the_target() -> None:
+def test_a_round_begun_ahead_survives_losing_the_target() -> None:
     it = plain()
     goes_on(it, 5)
     it(Signal.TARGET_LOST)
@@ -145,7 +145,7 @@ def test_a_round_begun_ahead_survives_the_loss_of_the_target() -> None:
     assert ahead == told(3, N + 2, epoch=2)
 
 
-def test_a_round_begun_ahead_may_have_to_wait_for_blocks() -> None:
+def test_a_round_begun_ahead_may_wait_for_blocks() -> None:
     it = plain()
     goes_on(it, 5)
     it.target_fails(ResourceExhaustedError("full"), round=3)
@@ -156,7 +156,7 @@ def test_a_round_begun_ahead_may_have_to_wait_for_blocks() -> None:
     ]
 
 
-def test_drafts_end_with_a_round_that_the_target_begins() -> None:
+def test_a_plain_round_begun_by_the_target_ends_drafting() -> None:
     it, _ = chosen(2, 0, 0)
     it.propose(7, 8)
     foreseen = Continuations("s", 1, 2, it.length, {Outcome(1, 5): Proposal((6, 6))})
@@ -184,7 +184,7 @@ def goes_on_with(it: Driver, count: int, *token_ids: int) -> list[Any]:
     return commands(it(RoundVerdict("s", 1, it.state.round, verdict)))
 
 
-def test_where_the_text_repeats_itself_the_target_copies_by_itself() -> None:
+def test_the_target_copies_by_itself_in_repeating_text() -> None:
     it, policy = copying_plainly(3, 2, 0)
     (ahead,) = goes_on_with(it, 0, 2)
     assert ahead == copies_told(3, N + 2, (0, 3), 1, 2, 3)
@@ -206,7 +206,7 @@ def test_where_the_text_repeats_itself_the_target_copies_by_itself() -> None:
     assert it.state.present.record.source
 
 
-def test_a_source_is_asked_once_for_what_follows_its_guess() -> None:
+def test_a_source_is_asked_once_for_its_next_guess() -> None:
     """Once: a first time for the token behind the guess, and then for what follows that."""
     it, _ = copying_plainly(3, 2, 0)
     (lookup,) = it.state.planner.sources
@@ -227,7 +227,7 @@ def test_a_source_is_asked_once_for_what_follows_its_guess() -> None:
     assert asked == [3]
 
 
-def test_a_copy_that_the_target_was_told_of_too_late_is_put_to_it() -> None:
+def test_a_copy_offered_too_late_is_sent_to_the_target() -> None:
     it, policy = copying_plainly(3, 0)
     goes_on_with(it, 0, 2)
     verify, ahead = commands(it.judge(3))
@@ -237,14 +237,14 @@ def test_a_copy_that_the_target_was_told_of_too_late_is_put_to_it() -> None:
     assert it.state.present.record.source
 
 
-def test_a_text_that_stops_repeating_itself_is_decoded_plainly() -> None:
+def test_a_text_that_stops_repeating_is_decoded_plainly() -> None:
     it, _ = copying_plainly(3, 0)
     goes_on_with(it, 0, 2)
     assert goes_on_with(it, 0, 9) == [told(4, N + 3)]
     assert not it.state.present.record.source
 
 
-def test_after_a_copy_that_came_true_in_part_a_plain_round_may_follow() -> None:
+def test_a_plain_round_may_follow_a_partly_accepted_copy() -> None:
     it, _ = copying_plainly(3, 0, 0)
     goes_on_with(it, 0, 2)
     goes_on_with(it, 3, 3)
@@ -252,7 +252,7 @@ def test_after_a_copy_that_came_true_in_part_a_plain_round_may_follow() -> None:
     assert it.generated == [1, 2, 3, 1, 9]
 
 
-def test_what_is_told_again_is_the_same() -> None:
+def test_a_repeated_offer_is_unchanged() -> None:
     """The target may have begun with it."""
     it, _ = copying_plainly(3, 2)
     (ahead,) = goes_on_with(it, 0, 2)
@@ -261,7 +261,7 @@ def test_what_is_told_again_is_the_same() -> None:
     assert (verify.round, again) == (3, ahead)
 
 
-def test_no_more_is_copied_than_the_answer_has_room_for() -> None:
+def test_copies_are_cut_to_the_remaining_tokens() -> None:
     it, _ = copying(5)
     it.state.ledger._max_tokens = 4
     it(Signal.TARGET_READY)

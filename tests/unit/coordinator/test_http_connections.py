@@ -18,7 +18,7 @@ async def ok(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-async def test_one_connection_more_than_the_bound_is_closed() -> None:
+async def test_a_connection_over_the_bound_is_closed() -> None:
     """Those that are open go on. Those that say nothing count."""
     server = HttpServer(ok, "127.0.0.1", 0, max_connections=MOST)
     await server.start()

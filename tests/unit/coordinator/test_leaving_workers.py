@@ -31,7 +31,7 @@ def tokens(running: Running) -> list[int]:
     return [token for part in parts(running) if isinstance(part, Commit) for token in part.token_ids]
 
 
-def test_a_waiting_sequence_takes_the_worker_that_enters() -> None:
+def test_a_waiting_sequence_takes_an_entering_worker() -> None:
     service = Service(targets=0)
     running = service.submit(k=0)
     assert running.state.phase is Phase.NEW
@@ -39,7 +39,7 @@ def test_a_waiting_sequence_takes_the_worker_that_enters() -> None:
     assert (running.target, running.state.phase) == (worker, Phase.VERIFYING)
 
 
-def test_a_leaving_target_keeps_its_sequences_and_gets_no_more() -> None:
+def test_a_leaving_target_keeps_its_sequences_only() -> None:
     service = Service(targets=0)
     old = entered(service, link())
     staying = service.submit(k=0)
@@ -51,7 +51,7 @@ def test_a_leaving_target_keeps_its_sequences_and_gets_no_more() -> None:
     assert cast(FakeLink, old).flushed == len(cast(FakeLink, old).sent), "its next round leaves at once"
 
 
-def test_a_leaving_target_that_is_lost_costs_no_token() -> None:
+def test_losing_a_leaving_target_costs_no_token() -> None:
     service = Service(targets=0)
     old = entered(service, link())
     running = service.submit(k=0, max_tokens=4)
@@ -66,7 +66,7 @@ def test_a_leaving_target_that_is_lost_costs_no_token() -> None:
     assert tokens(running) == [5, 6, 7, 8]
 
 
-def test_a_worker_that_comes_back_gets_sequences_again() -> None:
+def test_a_returning_worker_gets_sequences_again() -> None:
     service = Service(targets=0)
     worker = entered(service, link())
     service.it.link_leaving(worker)
@@ -94,7 +94,7 @@ def test_nothing_is_kept_of_a_worker_that_left() -> None:
     assert not dispatcher._silences
 
 
-def test_a_leaving_draft_is_still_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_a_leaving_draft_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not be taken to hang while it answers."""
     monkeypatch.setattr(dispatcher_module, "SWEEP_SECONDS", 0)
     service = Service(targets=0)
@@ -108,7 +108,7 @@ def test_a_leaving_draft_is_still_heard(monkeypatch: pytest.MonkeyPatch) -> None
     assert service.it._silences[draft].deadlines == 0
 
 
-def test_the_last_target_is_remembered_when_it_left(coordinator: Coordinator) -> None:
+def test_a_departed_last_target_is_remembered(coordinator: Coordinator) -> None:
     for worker in list(coordinator.dispatcher.targets):
         worker.admitted, worker.state = common_pb2.WorkerInfo(model="m", max_model_len=9), LinkState.READY
         coordinator._ready(worker)

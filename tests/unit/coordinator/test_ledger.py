@@ -72,7 +72,7 @@ def entry(token_id: int) -> TokenLogprobs:
     ("text", "sampling"),
     [("abcd", {}), ("abzd", {}), ("abcd", {"max_tokens": 2}), ("abcd", {"stop": ["bc"]})],
 )
-def test_log_probabilities_are_clipped_as_the_tokens_are(text: str, sampling: dict[str, Any]) -> None:
+def test_log_probabilities_are_clipped_with_the_tokens(text: str, sampling: dict[str, Any]) -> None:
     tokens = [(ord(c) - ord("a"), TokenOrigin.TARGET) for c in text]
     part = ledger(logprobs=0, **sampling).commit(tokens, [entry(token) for token, _ in tokens])
     assert [told.token_id for told in part.logprobs] == list(part.token_ids)
@@ -93,7 +93,7 @@ def reporting(**sampling: Any) -> Ledger:
     )
 
 
-def test_a_prompt_is_reported_once_whatever_is_repeated() -> None:
+def test_a_prompt_is_reported_once_despite_repeats() -> None:
     it = reporting()
     told: list[int] = []
     for start, end in ((1, 3), (1, 3), (2, 4), (1, 4), (4, 5), (1, 5)):
@@ -116,19 +116,19 @@ def test_a_prompt_is_reported_once_whatever_is_repeated() -> None:
     ],
     ids=["a gap", "the first token", "another token", "beyond the prompt"],
 )
-def test_a_report_that_does_not_fit_the_prompt_is_refused(start: int, tokens: tuple[int, ...]) -> None:
+def test_a_report_unlike_the_prompt_is_refused(start: int, tokens: tuple[int, ...]) -> None:
     it = reporting()
     assert it.report_prompt(start, [entry(token) for token in tokens]) is None
     assert it.lacks_prompt_logprobs
 
 
-def test_a_report_nobody_asked_for_is_refused() -> None:
+def test_an_unrequested_report_is_refused() -> None:
     it = reporting(prompt_logprobs=None)
     assert not it.lacks_prompt_logprobs
     assert it.report_prompt(1, [entry(4)]) is None
 
 
-def test_eos_ends_the_sequence_and_is_committed_without_text() -> None:
+def test_eos_ends_the_sequence_without_text() -> None:
     it = ledger()
     part = commit(it, "abzcd")
     assert part.token_ids == (0, 1, EOS)
@@ -140,11 +140,11 @@ def test_eos_ends_the_sequence_and_is_committed_without_text() -> None:
         commit(it, "e")
 
 
-def test_ignore_eos_goes_on() -> None:
+def test_ignore_eos_continues_past_eos() -> None:
     assert commit(ledger(ignore_eos=True), "azb").text == "azb"
 
 
-def test_an_eos_that_is_also_a_stop_id_ends_the_sequence_in_spite_of_ignore_eos() -> None:
+def test_an_eos_stop_id_ends_despite_ignore_eos() -> None:
     part = commit(ledger(ignore_eos=True, stop_token_ids=[EOS]), "azb")
     assert part.finish == Finish(FinishReason.STOP, stop_token_id=EOS)
 
@@ -160,7 +160,7 @@ def test_include_stop_str_in_output_does_not_show_eos() -> None:
     assert commit(ledger(include_stop_str_in_output=True), "abz").text == "ab"
 
 
-def test_a_shown_stop_token_keeps_its_text_when_that_is_a_stop_string_too() -> None:
+def test_a_shown_stop_token_that_is_a_stop_string_keeps_text() -> None:
     part = commit(ledger(stop_token_ids=[16], stop=["bq"], include_stop_str_in_output=True), "abqd")
     assert (part.text, part.finish) == ("abq", Finish(FinishReason.STOP, stop_token_id=16))
 
@@ -174,7 +174,7 @@ def test_a_stop_string_across_tokens_clips_text_and_tokens(include: bool, text: 
     assert committed(it) == "abcd"
 
 
-def test_a_stop_string_across_verdicts() -> None:
+def test_a_stop_string_across_verdicts_is_found() -> None:
     it = ledger(stop=["cde"])
     parts = [commit(it, "abc"), commit(it, "d"), commit(it, "ex")]
     assert [p.text for p in parts] == ["ab", "", ""]
@@ -182,18 +182,18 @@ def test_a_stop_string_across_verdicts() -> None:
     assert parts[-1].token_ids == (4,)
 
 
-def test_held_back_text_comes_when_it_is_no_stop_string_after_all() -> None:
+def test_held_back_text_is_shown_when_no_stop_string_follows() -> None:
     it = ledger(stop=["cde"])
     assert [commit(it, text).text for text in ("abc", "d", "x")] == ["ab", "", "cdx"]
 
 
 @pytest.mark.parametrize("end", ["z", "q"])
-def test_held_back_text_comes_with_the_end(end: str) -> None:
+def test_held_back_text_is_shown_at_the_end(end: str) -> None:
     it = ledger(stop=["cde"], stop_token_ids=[16])
     assert commit(it, "abcd" + end).text == "abcd"
 
 
-def test_held_back_text_comes_with_the_last_token() -> None:
+def test_held_back_text_is_shown_with_the_last_token() -> None:
     part = commit(ledger(stop=["cde"], max_tokens=4), "abcdx")
     assert (part.text, part.token_ids, part.finish) == ("abcd", (0, 1, 2, 3), Finish(FinishReason.LENGTH))
 
@@ -206,7 +206,7 @@ def test_max_tokens_clips_a_verdict_before_the_commit() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [None, 50])
-def test_the_models_length_clips_too(max_tokens: int | None) -> None:
+def test_the_models_length_clips_a_verdict(max_tokens: int | None) -> None:
     it = ledger(max_model_len=5, max_tokens=max_tokens)
     assert it.remaining == 3
     part = commit(it, "abcde")
@@ -214,12 +214,12 @@ def test_the_models_length_clips_too(max_tokens: int | None) -> None:
     assert len(it) == 5
 
 
-def test_stop_beats_length_on_the_same_token() -> None:
+def test_a_stop_takes_precedence_over_length() -> None:
     assert commit(ledger(max_tokens=2), "az").finish == Finish(FinishReason.STOP)
     assert commit(ledger(max_tokens=2, stop=["b"]), "ab").finish == Finish(FinishReason.STOP, stop_string="b")
 
 
-def test_min_tokens_lets_no_stop_string_end_early() -> None:
+def test_min_tokens_prevents_early_stop_strings() -> None:
     """As vLLM has it: one that begins in the first tokens, and ends behind them, is found."""
     it = ledger(min_tokens=3, stop=["bc", "cd"])
     parts = [commit(it, letter) for letter in "abcd"]
@@ -228,35 +228,35 @@ def test_min_tokens_lets_no_stop_string_end_early() -> None:
     assert committed(it) == "abcd"
 
 
-def test_a_stop_string_within_the_first_tokens_is_text_also_where_another_one_may_have_begun() -> None:
+def test_an_early_stop_string_stays_text_within_min_tokens() -> None:
     it = ledger(min_tokens=3, stop=["bc", "abcd"])
     assert [commit(it, letter).text for letter in "abcx"] == ["", "", "", "abcx"]
     assert commit(it, "bc").finish == Finish(FinishReason.STOP, stop_string="bc")
 
 
-def test_an_end_among_the_first_tokens_shows_what_was_held_back() -> None:
+def test_an_end_within_min_tokens_shows_held_back_text() -> None:
     part = commit(ledger(min_tokens=3, max_tokens=3, stop=["c", "bcd"]), "abcd")
     assert (part.text, part.finish) == ("abc", Finish(FinishReason.LENGTH))
 
 
-def test_an_incomplete_character_is_held_back_until_it_is_whole() -> None:
+def test_an_incomplete_character_is_held_back() -> None:
     it = ledger(detokenizer=TwoPartDetokenizer())
     assert [commit(it, text).text for text in ("ba", "ab")] == ["b", "éb"]
 
 
-def test_an_incomplete_character_at_the_end_is_shown_as_the_replacement() -> None:
+def test_an_incomplete_last_character_is_a_replacement() -> None:
     part = commit(ledger(detokenizer=TwoPartDetokenizer(), max_tokens=2), "ba")
     assert (part.text, part.finish) == ("b\ufffd", Finish(FinishReason.LENGTH))
 
 
-def test_an_incomplete_character_before_eos_comes_after_held_back_text() -> None:
+def test_an_incomplete_character_before_eos_is_a_replacement() -> None:
     part = commit(ledger(detokenizer=TwoPartDetokenizer(), stop=["bx"]), "baz")
     assert part.text == "b\ufffd"
 
 
 @pytest.mark.parametrize(("letters", "sampling"), [("ba", {"max_tokens": 2}), ("baz", {})])
 @pytest.mark.parametrize(("shown", "text"), [(False, "b"), (True, "b\ufffd")])
-def test_a_stop_string_in_what_was_held_back_ends_the_sequence(
+def test_a_stop_string_in_held_back_text_ends_the_sequence(
     letters: str, sampling: dict[str, Any], shown: bool, text: str
 ) -> None:
     """Once: the text ended there, for the length it was said, and whoever wanted to see it did not."""
@@ -271,14 +271,14 @@ def test_a_stop_string_in_what_was_held_back_ends_the_sequence(
     assert replayed.finish == part.finish, "once: a client that resumed elsewhere was told the other end"
 
 
-def test_an_incomplete_character_behind_a_stop_string_is_not_shown() -> None:
+def test_no_incomplete_character_follows_a_stop_string() -> None:
     part = commit(ledger(detokenizer=TwoPartDetokenizer(), stop=["b"]), "cba")
     assert part.text == "c"
 
 
 @pytest.mark.parametrize("skips", [True, False])
 @pytest.mark.parametrize("include", [True, False])
-def test_the_end_token_shows_where_special_tokens_do(skips: bool, include: bool) -> None:
+def test_the_end_token_is_shown_with_special_tokens(skips: bool, include: bool) -> None:
     part = commit(ledger(skip_special_tokens=skips, include_stop_str_in_output=include), "abz")
     assert part.text == ("abz" if include and not skips else "ab")
     assert part.finish == Finish(FinishReason.STOP)

@@ -44,7 +44,7 @@ async def link() -> Link:
     return link
 
 
-async def test_a_local_stream_takes_what_is_queued_at_once_in_one_frame(link: Link) -> None:
+async def test_a_local_stream_sends_the_queue_in_one_frame(link: Link) -> None:
     beside = link._stream = Beside()
     link.send(ONE)
     link.send(TWO)
@@ -54,16 +54,14 @@ async def test_a_local_stream_takes_what_is_queued_at_once_in_one_frame(link: Li
     assert not link._pending.is_set(), "the writer has nothing to do"
 
 
-async def test_what_grpc_has_to_wait_for_stays_for_the_writer(link: Link) -> None:
+async def test_grpc_commands_are_left_to_the_writer(link: Link) -> None:
     link.send(ONE)
     link.flush()
     assert link._outbox == [ONE]
     assert link._pending.is_set()
 
 
-async def test_what_one_frame_does_not_hold_leaves_in_several(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_commands_beyond_one_frame_take_several(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: all sequences of a target that was back were opened in one frame, however long they were."""
     commands = [CloseSequence(f"sequence {i}", i) for i in range(7)]
     monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", 2 * TARGET.request(commands[:1]).ByteSize())
@@ -75,7 +73,7 @@ async def test_what_one_frame_does_not_hold_leaves_in_several(
     assert max(map(len, beside.commands)) <= 2
 
 
-async def test_a_certificate_that_cannot_be_read_refuses_the_worker_and_is_read_again(
+async def test_an_unreadable_certificate_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once: while it was renewed, a link that reconnected ended all others, and the process lived on."""
@@ -104,7 +102,7 @@ async def test_a_certificate_that_cannot_be_read_refuses_the_worker_and_is_read_
     assert link.settled.is_set()
 
 
-async def test_where_the_files_are_is_told_to_the_log_alone(
+async def test_certificate_paths_appear_only_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: clients were told the path, by the name of the setting that is for their own connections."""
@@ -123,7 +121,7 @@ async def test_where_the_files_are_is_told_to_the_log_alone(
 
 
 @pytest.mark.parametrize("tls", [None, Tls()], ids=["plain text", "TLS"])
-async def test_a_worker_that_is_not_reached_is_told_of_once_for_each_reason(
+async def test_an_unreachable_worker_is_logged_once_a_reason(
     tls: Tls | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: in plain text nothing was said, however long a coordinator looked for its only target."""
@@ -152,7 +150,7 @@ async def test_a_worker_that_is_not_reached_is_told_of_once_for_each_reason(
         assert line.startswith(f"the target worker at worker:1 is not reached: {code}")
 
 
-async def test_a_worker_that_answers_and_must_wait_is_not_said_to_be_out_of_reach(
+async def test_a_worker_that_must_wait_is_not_called_unreachable(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A draft worker without a target: the target's link says what is missing."""
@@ -175,7 +173,7 @@ async def test_a_worker_that_answers_and_must_wait_is_not_said_to_be_out_of_reac
     assert not caplog.records
 
 
-async def test_a_worker_that_is_refused_while_it_serves_is_lost() -> None:
+async def test_a_worker_refused_while_serving_is_lost() -> None:
     lost: list[Link] = []
 
     def nothing(*_: Any) -> None:
@@ -188,7 +186,7 @@ async def test_a_worker_that_is_refused_while_it_serves_is_lost() -> None:
 
 
 @pytest.mark.parametrize("where", ["the channel", "the session"])
-async def test_what_the_system_refuses_ends_no_link(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_system_error_does_not_end_the_link(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: out of descriptors at a reconnect, a link ended, and with it all others and the process."""
     tried = asyncio.Event()
     times = 0
@@ -220,7 +218,7 @@ async def told(*_: Any) -> common_pb2.WorkerInfo:
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), grpc.aio.UsageError("the channel is closed")])
-async def test_a_worker_that_is_lost_while_it_is_asked_is_told_of_as_it_was(
+async def test_a_worker_lost_during_a_query_keeps_its_last_info(
     link: Link, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: a closed channel cancelled whoever asked for the status."""
@@ -234,7 +232,7 @@ async def test_a_worker_that_is_lost_while_it_is_asked_is_told_of_as_it_was(
     assert await link.refresh() is link.known
 
 
-async def test_whoever_asks_may_be_cancelled(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_status_query_may_be_cancelled(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: Any) -> Any:
         await asyncio.Event().wait()
 
@@ -247,7 +245,7 @@ async def test_whoever_asks_may_be_cancelled(link: Link, monkeypatch: pytest.Mon
         await asking
 
 
-async def test_who_asks_while_a_worker_is_asked_gets_the_same_answer(
+async def test_concurrent_status_queries_share_one_answer(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the one who asked first leaves. Whoever asks after the answer asks anew."""

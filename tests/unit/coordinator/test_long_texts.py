@@ -56,14 +56,14 @@ async def turns(condition: Any) -> None:
         await asyncio.sleep(0)
 
 
-async def test_no_request_reads_the_vocabulary(fake: Fake) -> None:
+async def test_counting_does_not_read_the_vocabulary(fake: Fake) -> None:
     texts = LongTexts(fake)  # type: ignore[arg-type]
     fake.tokenizer = SimpleNamespace()
     assert texts.max_bytes(100) == 4 * 100 * len(LONGEST.encode())
 
 
 @pytest.mark.parametrize(("characters", "fits"), [(8 * 100, True), (8 * 100 + 1, False)])
-async def test_characters_are_judged_by_the_longest_token(characters: int, fits: bool, fake: Fake) -> None:
+async def test_texts_are_bounded_by_the_longest_token(characters: int, fits: bool, fake: Fake) -> None:
     texts = LongTexts(fake)  # type: ignore[arg-type]
     if fits:
         assert len(await texts.encode("prompt", "a" * characters, 100)) == characters
@@ -77,15 +77,13 @@ async def test_characters_are_judged_by_the_longest_token(characters: int, fits:
 @pytest.mark.parametrize(
     "text", ["a" * (limits.MAX_PROMPT_CHARACTERS + 1), "\u200d" * (limits.MAX_PROMPT_BYTES // 3 + 1)]
 )
-async def test_a_text_of_any_model_has_a_bound(text: str, fake: Fake) -> None:
+async def test_texts_are_bounded_for_any_model(text: str, fake: Fake) -> None:
     with pytest.raises(InvalidArgumentError, match="at most 4194304"):
         await LongTexts(fake).encode("text", text, LENGTH)  # type: ignore[arg-type]
     assert not fake.encoded
 
 
-async def test_counting_stops_when_there_are_too_many_tokens(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_counting_stops_at_too_many_tokens(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_PROMPT_TOKENS", 2 * PART_CHARACTERS)
     with pytest.raises(InvalidArgumentError) as caught:
         await LongTexts(fake).encode("text", "a" * 4 * COUNTED_BYTES, LENGTH)  # type: ignore[arg-type]
@@ -93,7 +91,7 @@ async def test_counting_stops_when_there_are_too_many_tokens(
     assert fake.encoded == [PART_CHARACTERS] * 3
 
 
-async def test_one_large_text_is_in_work_at_a_time(fake: Fake) -> None:
+async def test_one_large_text_is_tokenized_at_a_time(fake: Fake) -> None:
     """Also when the caller of the first one leaves: its thread goes on. Smaller ones do not wait."""
     texts = LongTexts(fake)  # type: ignore[arg-type]
     fake.may_end.clear()
@@ -114,7 +112,7 @@ async def test_one_large_text_is_in_work_at_a_time(fake: Fake) -> None:
     assert not texts._large.locked()
 
 
-async def test_large_texts_that_wait_have_a_bound(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_large_texts_are_bounded(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 1)
     texts, large = LongTexts(fake), "a" * (LARGE_BYTES + 1)  # type: ignore[arg-type]
     fake.may_end.clear()

@@ -30,7 +30,7 @@ def longest(tokens: Sequence[int]) -> Match | None:
 
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 8])
 @pytest.mark.parametrize("most", [1, 5])
-def test_the_longest_match_the_newest_of_equals(alphabet: int, most: int) -> None:
+def test_the_newest_longest_match_is_found(alphabet: int, most: int) -> None:
     """However the text grows between two questions."""
     rng = random.Random(alphabet)
     tokens: list[int] = []
@@ -40,7 +40,7 @@ def test_the_longest_match_the_newest_of_equals(alphabet: int, most: int) -> Non
         assert index.find(tokens) == longest(tokens)
 
 
-def test_text_that_is_new_has_no_match() -> None:
+def test_new_text_has_no_match() -> None:
     index = TextIndex()
     assert index.find([]) is None
     assert index.find([1]) is None
@@ -54,7 +54,7 @@ def test_a_match_reaches_back_to_the_first_token() -> None:
     assert TextIndex().find([9, 5, 6, 7, 9, 5, 6]) == Match(3, 3)
 
 
-def test_a_long_prompt_is_looked_back_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_is_searched_within_its_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_lookup, "REACH", 20)
     far, near = [1, 2, 3, *range(100, 140), 1, 2], [1, 2, 3, *range(100, 110), 1, 2]
     assert TextIndex().find(far) is None
@@ -64,11 +64,11 @@ def test_a_long_prompt_is_looked_back_so_far(monkeypatch: pytest.MonkeyPatch) ->
     assert index.find([*far, 8, 1, 2]) == Match(2, len(far))
 
 
-def test_what_followed_is_copied() -> None:
+def test_the_tokens_after_a_match_are_copied() -> None:
     assert copied([1, 2, 3, 4, 1, 2], 2, 3) == (3, 4, 1)
     assert copied([1, 2, 3, 4, 1, 2], 2, 0) == ()
 
 
-def test_past_the_end_a_period_goes_on() -> None:
+def test_a_copy_past_the_end_repeats_the_period() -> None:
     assert copied([1, 2, 3, 1, 2], 2, 7) == (3, 1, 2, 3, 1, 2, 3)
     assert copied([4, 4, 4], 2, 3) == (4, 4, 4)

@@ -26,19 +26,19 @@ def looks_up(
 
 @pytest.mark.parametrize("mode", list(AcceptanceMode))
 @pytest.mark.parametrize("server", [True, False])
-def test_a_request_has_the_last_word(mode: AcceptanceMode, server: bool) -> None:
+def test_a_requests_prompt_lookup_setting_decides(mode: AcceptanceMode, server: bool) -> None:
     assert looks_up(mode, server=server, asked=True)
     assert not looks_up(mode, server=server, asked=False)
 
 
 @pytest.mark.parametrize("mode", list(AcceptanceMode))
-def test_else_the_server_has_it(mode: AcceptanceMode) -> None:
+def test_otherwise_the_servers_setting_decides(mode: AcceptanceMode) -> None:
     assert looks_up(mode, k=AUTO)
     assert looks_up(mode, temperature=0.0)
     assert not looks_up(mode, k=AUTO, server=False)
 
 
-def test_with_a_fixed_k_a_seed_keeps_its_tokens() -> None:
+def test_prompt_lookup_keeps_a_seeds_tokens_with_fixed_k() -> None:
     assert looks_up(AcceptanceMode.COUPLED)
     assert not looks_up(AcceptanceMode.REJECTION)
     assert not looks_up(AcceptanceMode.BLOCK)

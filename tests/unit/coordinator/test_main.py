@@ -15,7 +15,7 @@ ITS_OWN = {"tls_certificate": "its.pem", "tls_key": "its.key"}
 @pytest.mark.parametrize(
     ("tls", "told"), [({}, False), (ITS_OWN, False), ({**ITS_OWN, "tls_ca": "ca.pem"}, True)]
 )
-def test_that_clients_must_show_a_certificate_is_logged(
+def test_requiring_client_certificates_is_logged(
     tls: dict[str, str], told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The variable that demands it, PACELINE_TLS_CA, is also one of clients' commands."""

@@ -44,7 +44,7 @@ def play(metrics: Metrics, running: Any, record: RoundRecord, now: float) -> Non
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_counts_of_rounds_equal_a_slow_count(seed: int) -> None:
+def test_round_counts_equal_a_slow_count(seed: int) -> None:
     rng, metrics, running = random.Random(seed), Metrics(), sequence()
     now, rounds = 1.0, []
     for number in range(1, rng.randint(2, 40)):
@@ -93,7 +93,7 @@ def test_counts_of_rounds_equal_a_slow_count(seed: int) -> None:
     assert metrics.phases["draft"].count == sum(r.draft is not None for r in records)
 
 
-def test_the_parts_of_a_request() -> None:
+def test_request_times_are_split_into_phases() -> None:
     metrics, running = Metrics(), sequence(arrived_at=1.0, admitted_at=1.5)
     running.first_token_at, running.last_token_at = 2.5, 6.5
     running.state.ledger.num_generated = 5
@@ -105,7 +105,7 @@ def test_the_parts_of_a_request() -> None:
     assert metrics.finished == {"stop": 1}
 
 
-def test_tokens_that_a_client_came_with_took_no_time_here() -> None:
+def test_received_tokens_take_no_time() -> None:
     """Once: after a restart of the coordinator the times of a few tokens were shared out to all of them."""
     metrics, running = Metrics(), sequence(received=500, first_token_at=2.0, last_token_at=3.0)
     running.state.ledger.num_generated = 511
@@ -115,7 +115,7 @@ def test_tokens_that_a_client_came_with_took_no_time_here() -> None:
     assert metrics.request_generation_tokens.sum == 11
 
 
-def test_a_sequence_that_was_left_or_failed_has_no_latency() -> None:
+def test_an_aborted_or_failed_sequence_has_no_latency() -> None:
     metrics = Metrics()
     metrics.sequence_ended(sequence(), 1.0)
     metrics.sequence_ended(sequence(error=InvalidArgumentError("a", "b")), 1.0)
@@ -131,9 +131,7 @@ def test_a_sequence_that_was_left_or_failed_has_no_latency() -> None:
         (InvalidArgumentError("a", "b"), {"INVALID_ARGUMENT": 1}),
     ],
 )
-def test_requests_that_failed_are_counted_by_code(
-    error: PacelineError | None, failed: dict[str, int]
-) -> None:
+def test_failed_requests_are_counted_by_code(error: PacelineError | None, failed: dict[str, int]) -> None:
     metrics = Metrics()
     call: Any = SimpleNamespace(sampling=SamplingParams(n=2, max_tokens=30))
     request = RequestRecord(call, "m", 0.0, error=error)
@@ -145,7 +143,7 @@ def test_requests_that_failed_are_counted_by_code(
     assert (metrics.params_n.sum, metrics.params_max_tokens.sum) == (2, 30)
 
 
-def test_a_request_that_is_resumed_counts_once_and_has_not_failed() -> None:
+def test_a_resumed_request_counts_once_without_failure() -> None:
     """Once: each of its calls counted, and those that lost it to the next one had failed."""
     metrics = Metrics()
     call: Any = SimpleNamespace(sampling=SamplingParams(n=2, max_tokens=30))
@@ -158,7 +156,7 @@ def test_a_request_that_is_resumed_counts_once_and_has_not_failed() -> None:
     assert (metrics.params_n.count, metrics.params_max_tokens.count) == (1, 1)
 
 
-async def test_a_call_that_lost_its_request_to_another_one_has_not_failed(served: Coordinator) -> None:
+async def test_a_call_losing_its_request_has_not_failed(served: Coordinator) -> None:
     received = tuple(served.vocabulary.tokenizer.encode("def f").ids)
     asked = SamplingParams(max_tokens=50, seed=1)
     resumption = Resumption((len(received),), (received,))

@@ -65,7 +65,7 @@ def service(*observers: Any, **workers: int) -> Service:
     return made
 
 
-def test_rounds_are_told_of_in_order_and_before_the_end() -> None:
+def test_rounds_are_observed_in_order_before_the_end() -> None:
     notes = Notes()
     it = service(notes)
     running = it.submit(k=0, max_tokens=2)
@@ -81,7 +81,7 @@ def test_rounds_are_told_of_in_order_and_before_the_end() -> None:
     assert (running.arrived_at, running.admitted_at, running.first_token_at) == (0.0, 0.0, 1.0)
 
 
-def test_a_sequence_that_waits_is_admitted_later() -> None:
+def test_a_waiting_sequence_is_admitted_later() -> None:
     it = service(Notes(), max_running=1)
     first, second = it.submit(k=0, max_tokens=1), it.submit(k=0)
     assert second.admitted_at is None
@@ -90,7 +90,7 @@ def test_a_sequence_that_waits_is_admitted_later() -> None:
     assert (second.arrived_at, second.admitted_at) == (0.0, 4.0)
 
 
-def test_failures_and_lost_workers_are_told_of() -> None:
+def test_failures_and_lost_workers_are_observed() -> None:
     notes = Notes()
     it = service(notes, targets=1, drafts=1)
     running = it.submit()
@@ -104,7 +104,7 @@ def test_failures_and_lost_workers_are_told_of() -> None:
     assert (finished, type(error)) == (False, InternalError)
 
 
-def test_a_wait_for_blocks_is_told_of() -> None:
+def test_a_wait_for_blocks_is_observed() -> None:
     notes = Notes()
     it = service(notes)
     one, two = it.submit(k=0), it.submit(k=0)
@@ -113,7 +113,7 @@ def test_a_wait_for_blocks_is_told_of() -> None:
     assert ("waits",) in notes.told
 
 
-def test_an_observer_that_fails_harms_nobody() -> None:
+def test_a_failing_observer_does_no_harm() -> None:
     notes = Notes()
     it = service(Broken(), notes)
     running = it.submit(k=0, max_tokens=1)
@@ -148,7 +148,7 @@ def generation(*, ended: bool) -> Any:
         (asyncio.CancelledError(), True, None),
     ],
 )
-def test_a_requests_end_is_told_however_it_came(
+def test_a_requests_end_is_observed_in_every_case(
     of: Call, raised: BaseException | None, ended: bool, known: type[PacelineError] | None
 ) -> None:
     clock, notes = ManualClock(2.0), Notes()
@@ -178,7 +178,7 @@ def test_a_requests_end_is_told_however_it_came(
     assert of.context == {"request_id": "r"}
 
 
-def test_one_that_is_resumed_came_when_it_came(of: Call) -> None:
+def test_a_resumed_request_keeps_its_arrival_time(of: Call) -> None:
     """Once: it came again, after its first token, and its times were negative."""
     it = service()
     running = it.submit()
@@ -197,7 +197,7 @@ def test_a_call_keeps_its_first_name(of: Call) -> None:
     assert of.context == {"request_id": "call"}
 
 
-def test_outside_of_a_call_nothing_is_missing() -> None:
+def test_naming_a_request_outside_a_call_is_harmless() -> None:
     with Reporting([], ManualClock()).observed(SimpleNamespace(), "m") as request:  # type: ignore[arg-type]
         assert request.model == "m"
     assert call_log.current.get() is None

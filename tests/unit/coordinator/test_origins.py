@@ -18,7 +18,7 @@ from paceline.core.types import Proposal, TokenOrigin, Verdict
         ((5, 6), 1, 6, TokenOrigin.ACCEPTED),  # a grammar gave up behind it
     ],
 )
-def test_the_last_token_of_a_verdict(
+def test_the_last_token_has_its_origin(
     drafts: tuple[int, ...], accepted: int, last: int, origin: TokenOrigin
 ) -> None:
     verdict = Verdict(accepted, (*drafts[:accepted], last), 9)

@@ -46,7 +46,7 @@ def put(it: Driver, *token_ids: int) -> None:
 
 
 @pytest.mark.parametrize("error", [REFUSAL, InternalError("the pass failed")], ids=["refused", "broken"])
-def test_a_draft_whose_proposals_are_refused_is_asked_less_and_less(error: PacelineError) -> None:
+def test_a_refused_draft_pauses_ever_longer(error: PacelineError) -> None:
     """Once: it was asked every round, and every round the target read the whole ledger again."""
     it = drafting(k=4, **LONG)
     pauses = []
@@ -57,7 +57,7 @@ def test_a_draft_whose_proposals_are_refused_is_asked_less_and_less(error: Pacel
     assert pauses == [1, 2, 4, 8, 16, 32, MAX_PAUSE_ROUNDS, MAX_PAUSE_ROUNDS]
 
 
-def test_a_hundred_rounds_open_the_sequence_seven_times_more() -> None:
+def test_a_hundred_refused_rounds_open_seven_times() -> None:
     it = drafting(k=4, **LONG)
     opened = 0
     while it.state.round < 100:
@@ -68,7 +68,7 @@ def test_a_hundred_rounds_open_the_sequence_seven_times_more() -> None:
     assert opened == 7
 
 
-def test_the_verdict_on_a_proposal_starts_the_pauses_over() -> None:
+def test_a_verdict_on_a_proposal_resets_the_pauses() -> None:
     it = drafting(k=4, **LONG)
     for pause in (1, 2, 4):
         put(it, 6, 7)
@@ -82,7 +82,7 @@ def test_the_verdict_on_a_proposal_starts_the_pauses_over() -> None:
     assert plain_rounds(it) == 1
 
 
-def test_what_a_refused_draft_foresaw_is_not_asked_for() -> None:
+def test_a_refused_drafts_continuations_are_not_used() -> None:
     """It would be refused as well, or be of another proposal."""
     it = drafting(k=4, **LONG)
     put(it, 6, 7)
@@ -95,7 +95,7 @@ def test_what_a_refused_draft_foresaw_is_not_asked_for() -> None:
     assert (it.phase, it.state.present.proposal) == (Phase.VERIFYING, Proposal())
 
 
-def test_a_hit_that_is_refused_is_counted_as_no_hit() -> None:
+def test_a_refused_hit_is_not_counted() -> None:
     it = drafting(k=4, **LONG)
     put(it, 6, 7)
     it(Continuations("s", 1, 2, it.length, {Outcome(0, 5): Proposal((8, 9))}))
@@ -109,7 +109,7 @@ def test_a_hit_that_is_refused_is_counted_as_no_hit() -> None:
     assert not it.state.committed.hit
 
 
-def test_a_copy_that_is_refused_is_counted_as_no_copy() -> None:
+def test_a_refused_copy_is_not_counted() -> None:
     it, policy = copying(3, 0, **LONG)
     repeating(it, policy)
     assert it.state.present.record.source
@@ -124,7 +124,7 @@ def test_a_copy_that_is_refused_is_counted_as_no_copy() -> None:
     assert len(last) == 4, "a plain round has no match"
 
 
-def test_a_draft_that_is_back_is_asked_at_once() -> None:
+def test_a_returning_draft_is_asked_at_once() -> None:
     it = drafting(k=4, **LONG)
     for _ in range(3):
         put(it, 6, 7)

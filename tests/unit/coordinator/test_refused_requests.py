@@ -24,7 +24,7 @@ def calls() -> None:
     principal.set(Principal("k", None, 2))
 
 
-async def test_a_call_whose_id_is_in_use_takes_of_its_keys_rate(served: Coordinator) -> None:
+async def test_a_call_with_an_id_in_use_is_charged(served: Coordinator) -> None:
     """Once: one that said it went on took nothing, however often it came, and whatever it asked for."""
     served.gate = Gate(clock=ManualClock())
     other = replace(HELD, prompt=(7, 8), resumption=Resumption((0,), ((),)))
@@ -38,7 +38,7 @@ async def test_a_call_whose_id_is_in_use_takes_of_its_keys_rate(served: Coordina
         assert len(served.requests) == 1
 
 
-async def test_a_call_that_goes_on_takes_nothing(served: Coordinator) -> None:
+async def test_a_resuming_call_is_not_charged(served: Coordinator) -> None:
     served.gate = Gate(clock=ManualClock())
     again = replace(HELD, resumption=Resumption((0,), ((),)))
     calls()
@@ -53,7 +53,7 @@ async def test_a_call_that_goes_on_takes_nothing(served: Coordinator) -> None:
             await readers.enter_async_context(served.generating(CALL))
 
 
-async def test_a_request_that_a_full_queue_refuses_was_not_aborted(served: Coordinator) -> None:
+async def test_a_request_refused_by_a_full_queue_is_not_aborted(served: Coordinator) -> None:
     """Once: those of its choices that had found room counted as left by their client."""
     served.dispatcher._admission.max_running = served.dispatcher._admission.max_waiting = 1
     async with served.generating(CALL):
@@ -67,7 +67,7 @@ async def test_a_request_that_a_full_queue_refuses_was_not_aborted(served: Coord
     assert served.metrics.failed == {"RESOURCE_EXHAUSTED": 1}
 
 
-async def test_neither_were_the_prompts_before_one_that_a_full_queue_refuses(served: Coordinator) -> None:
+async def test_earlier_prompts_of_a_refused_request_are_not_aborted(served: Coordinator) -> None:
     served.dispatcher._admission.max_running = served.dispatcher._admission.max_waiting = 1
     async with served.generating(CALL):
         with pytest.raises(ResourceExhaustedError):
@@ -78,7 +78,7 @@ async def test_neither_were_the_prompts_before_one_that_a_full_queue_refuses(ser
 
 
 @pytest.mark.parametrize(("error", "aborted"), [(InternalError("it failed"), 0), (CancelledError("left"), 1)])
-async def test_what_a_call_ends_with_is_what_its_sequences_did(
+async def test_sequences_are_counted_by_how_their_call_ends(
     served: Coordinator, error: Exception, aborted: int
 ) -> None:
     with pytest.raises(type(error)):

@@ -62,7 +62,7 @@ rounds_of_tokens = st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=4)
 
 @settings(max_examples=300, deadline=None)
 @given(rounds=rounds_of_tokens, cut=st.integers(0, 8), logprobs=st.booleans(), data=st.data())
-def test_what_was_missed_and_what_was_read_are_the_whole(
+def test_missed_and_read_parts_make_the_whole(
     rounds: list[list[int]], cut: int, logprobs: bool, data: Any
 ) -> None:
     """Also where a stop string or held-back text lies across the cut."""
@@ -84,7 +84,7 @@ def test_what_was_missed_and_what_was_read_are_the_whole(
         due += len(commit.token_ids)
 
 
-def test_a_cut_in_the_middle_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_may_be_cut_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_module, "POSITIONS", 2)
     ledger, record = make_ledger(max_tokens=7), ReplayBuffer()
     (whole,) = emitted([[4, 5, 6, 7, 8, 9, 10]], ledger, record, logprobs=True)
@@ -94,7 +94,7 @@ def test_a_cut_in_the_middle_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert joined(missed)[1:3] == (list(whole.origins[2:]), list(whole.logprobs[2:]))
 
 
-def test_what_is_emitted_later_was_not_missed() -> None:
+def test_later_commits_are_not_missed() -> None:
     """It comes to the client that came back by itself."""
     ledger, record = make_ledger(prompt_logprobs=0), ReplayBuffer()
     for report in (ledger.report_prompt(1, [logprob(2)]), ledger.report_prompt(2, [logprob(3)])):
@@ -110,7 +110,7 @@ def test_what_is_emitted_later_was_not_missed() -> None:
     assert [c.token_ids for c in missed] == [(5,)]
 
 
-def test_an_empty_one_of_the_same_sequence_ends_where_it_does() -> None:
+def test_a_fresh_ledger_ends_at_the_same_place() -> None:
     """Once: where another target serves more tokens or fewer today, what came back did not end, or failed."""
     ledger = make_ledger(max_tokens=None, stop=["zz"])
     emitted([[4] * 46, [4]], ledger, ReplayBuffer(), logprobs=False)
@@ -124,7 +124,7 @@ def test_an_empty_one_of_the_same_sequence_ends_where_it_does() -> None:
     assert with_end.ended
 
 
-def test_the_prompts_report_is_for_those_who_have_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompts_report_is_replayed_before_any_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_module, "POSITIONS", 1)
     ledger, record = make_ledger(prompt_logprobs=0), ReplayBuffer()
     report = ledger.report_prompt(1, [logprob(2), logprob(3)])
@@ -137,7 +137,7 @@ def test_the_prompts_report_is_for_those_who_have_no_token(monkeypatch: pytest.M
     assert [c.token_ids for c in record.missed(0, ledger, make_ledger(prompt_logprobs=0))][2:] == [(4,), (5,)]
 
 
-def test_a_record_that_begins_late_covers_only_what_came_after() -> None:
+def test_a_late_record_covers_later_tokens_only() -> None:
     ledger, record = make_ledger(), ReplayBuffer(start=3)
     ledger.replay([4, 5, 6])
     emitted([[7, 8]], ledger, record, logprobs=False)
@@ -146,7 +146,7 @@ def test_a_record_that_begins_late_covers_only_what_came_after() -> None:
     assert (missed.index, missed.token_ids) == (4, (8,))
 
 
-def test_replayed_tokens_end_the_sequence_as_they_did() -> None:
+def test_replayed_tokens_end_the_sequence_the_same() -> None:
     ledger = make_ledger(max_tokens=3)
     ledger.replay([4, 5, 6])
     commit = ending(ledger)
@@ -159,7 +159,7 @@ def test_replayed_tokens_end_the_sequence_as_they_did() -> None:
         make_ledger().replay([4, 25, 6])
 
 
-def test_replayed_tokens_need_no_report_of_the_prompt() -> None:
+def test_replayed_tokens_need_no_prompt_report() -> None:
     ledger = make_ledger(prompt_logprobs=1)
     ledger.replay(())
     assert ledger.lacks_prompt_logprobs

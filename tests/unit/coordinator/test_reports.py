@@ -64,18 +64,18 @@ def error_of(actions: list[Action]) -> Exception:
     return failed.error
 
 
-def test_a_commit_carries_its_tokens_log_probabilities() -> None:
+def test_a_commit_carries_its_log_probabilities() -> None:
     (emit, *_) = judge(begun(logprobs=1), 7)
     assert isinstance(emit, Emit)
     assert emit.commit.logprobs == (entry(7),)
 
 
-def test_a_verdict_without_what_was_asked_for_ends_the_request() -> None:
+def test_a_verdict_with_wrong_reports_ends_the_request() -> None:
     assert isinstance(error_of(judge(begun(logprobs=1))), InternalError)
     assert isinstance(error_of(judge(begun(), 7)), InternalError)
 
 
-def test_a_prompt_is_reported_while_its_prefill_goes_on() -> None:
+def test_a_prompt_is_reported_during_its_prefill() -> None:
     machine = begun(prompt_logprobs=0)
     (emit,) = report(machine, 1, (2,))
     assert isinstance(emit, Emit)
@@ -89,7 +89,7 @@ def test_a_prompt_is_reported_while_its_prefill_goes_on() -> None:
     assert emit.commit.token_ids == (7,)
 
 
-def test_reports_of_another_round_or_owner_are_late() -> None:
+def test_reports_of_another_round_or_epoch_are_dropped() -> None:
     machine = begun(prompt_logprobs=0)
     assert report(machine, 1, (2, 3), epoch=2) == []
     assert report(machine, 1, (2, 3), round=2) == []
@@ -97,17 +97,17 @@ def test_reports_of_another_round_or_owner_are_late() -> None:
 
 
 @pytest.mark.parametrize(("start", "tokens"), [(2, (3,)), (1, (9,)), (0, (1, 2, 3))])
-def test_a_report_that_does_not_fit_ends_the_request(start: int, tokens: tuple[int, ...]) -> None:
+def test_an_unfitting_report_ends_the_request(start: int, tokens: tuple[int, ...]) -> None:
     assert isinstance(error_of(report(begun(prompt_logprobs=0), start, tokens)), InternalError)
 
 
-def test_a_verdict_before_the_whole_prompt_was_reported_ends_the_request() -> None:
+def test_a_verdict_before_the_prompt_report_ends_the_request() -> None:
     machine = begun(prompt_logprobs=0)
     report(machine, 1, (2,))
     assert isinstance(error_of(judge(machine)), InternalError)
 
 
-def test_what_is_reported_while_the_round_waits_for_blocks_is_not_lost() -> None:
+def test_a_report_during_a_wait_for_blocks_is_kept() -> None:
     """The round came twice: one is refused, the other goes on; its verdict is repeated, no report is."""
     machine = begun(prompt_logprobs=0)
     report(machine, 1, (2,))

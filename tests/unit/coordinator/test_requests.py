@@ -153,7 +153,7 @@ def now(reading: Coroutine[Any, Any, Any]) -> Any:
     return None
 
 
-def test_a_lost_client_may_come_back_in_time() -> None:
+def test_a_lost_client_may_return_in_time() -> None:
     service = Service()
     request = service.begin()
     commit(request.choices[0], 4, 5)
@@ -169,7 +169,7 @@ def test_a_lost_client_may_come_back_in_time() -> None:
     assert not ended(request)
 
 
-def test_one_that_does_not_come_back_frees_everything() -> None:
+def test_a_client_that_does_not_return_frees_everything() -> None:
     service = Service()
     request = service.begin(n=3)
     service.lose(request)
@@ -181,7 +181,7 @@ def test_one_that_does_not_come_back_frees_everything() -> None:
     assert service.resume(request, (), (), ()) is None
 
 
-def test_nothing_is_held_that_nobody_may_resume() -> None:
+def test_requests_that_cannot_resume_are_not_held() -> None:
     """Not flagged, not told of yet, left in peace, or switched off."""
     service = Service()
     plain = service.begin("plain", resumable=False)
@@ -198,7 +198,7 @@ def test_nothing_is_held_that_nobody_may_resume() -> None:
     assert len(service.it) == len(off.it) == 0
 
 
-def test_nothing_is_held_beyond_its_clients_deadline() -> None:
+def test_requests_are_not_held_past_their_deadline() -> None:
     service = Service()
     late = service.begin("late")
     service.lose(late, deadline=service.clock.now)
@@ -210,7 +210,7 @@ def test_nothing_is_held_beyond_its_clients_deadline() -> None:
     assert ended(soon)
 
 
-def test_what_was_sent_may_be_asked_for_again_until_the_name_is_used_again() -> None:
+def test_an_ended_request_may_be_resumed_until_its_id_is_reused() -> None:
     service = Service()
     request = service.begin()
     commit(request.choices[0], *range(20))
@@ -232,7 +232,7 @@ def counting(*requests: Request) -> set[str]:
     return counted
 
 
-def test_what_has_ended_is_held_and_counts_no_more() -> None:
+def test_an_ended_request_is_held_but_not_counted() -> None:
     service = Service()
     whole, lost = service.begin("whole"), service.begin("lost")
     counted = counting(whole, lost)
@@ -247,7 +247,7 @@ def test_what_has_ended_is_held_and_counts_no_more() -> None:
     assert counted == set()
 
 
-def test_what_has_ended_counts_no_more_although_its_client_does_not_read() -> None:
+def test_an_ended_unread_request_is_not_counted() -> None:
     """Once: a client that stopped reading near the end kept its key's share for ever."""
     service = Service()
     whole, failed = service.begin("whole"), service.begin("failed")
@@ -261,7 +261,7 @@ def test_what_has_ended_counts_no_more_although_its_client_does_not_read() -> No
     assert (len(service.it), service.it.held) == (2, []), "both are read as before"
 
 
-async def test_a_client_that_reads_slowly_is_left_in_peace() -> None:
+async def test_a_slow_reader_is_not_cut() -> None:
     """Also while its request has sequences that run: then it is the dispatcher that cuts them."""
     service = Service()
     request = service.begin()
@@ -280,7 +280,7 @@ async def test_a_client_that_reads_slowly_is_left_in_peace() -> None:
     assert reading.cancelling() == 1, "it is told once"
 
 
-async def test_what_was_cut_unread_is_begun_anew_and_what_ended_for_good_is_held() -> None:
+async def test_a_cut_request_is_reopened_and_an_ended_one_held() -> None:
     """Once: what had failed was begun anew as well, with the round that had failed it."""
     service = Service()
     done, cut, failed = service.begin("done"), service.begin("cut"), service.begin("failed", n=2)
@@ -302,7 +302,7 @@ async def test_what_was_cut_unread_is_begun_anew_and_what_ended_for_good_is_held
     assert now(service.dispatcher.next_part(failed.choices[1])) is error
 
 
-async def test_a_call_that_still_reads_another_request_is_busy() -> None:
+async def test_a_call_reading_another_request_is_not_cut() -> None:
     service = Service()
     done, runs = service.begin("done"), service.begin("runs")
     reading = service.read(done, runs)
@@ -316,7 +316,7 @@ async def test_a_call_that_still_reads_another_request_is_busy() -> None:
     assert reading.cancelling() == 1
 
 
-async def test_a_call_whose_request_another_one_resumed_does_not_stay_for_ever() -> None:
+async def test_a_call_whose_request_was_resumed_elsewhere_ends() -> None:
     service = Service()
     request = service.begin()
     before, first = service.read(request), request.reader
@@ -328,7 +328,7 @@ async def test_a_call_whose_request_another_one_resumed_does_not_stay_for_ever()
     assert isinstance(first.cut_with, StaleEpochError), "or it would take the request back"
 
 
-def test_a_name_that_is_used_again_ends_what_had_it() -> None:
+def test_reusing_an_id_ends_the_held_request() -> None:
     service = Service()
     request = service.begin()
     commit(request.choices[0], *range(20))
@@ -338,7 +338,7 @@ def test_a_name_that_is_used_again_ends_what_had_it() -> None:
     assert service.it.ended.is_set()
 
 
-def test_what_has_ended_makes_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_requests_make_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_HELD_REQUESTS", 1)
     service = Service()
     live, done = service.begin("live"), service.begin("done")
@@ -349,7 +349,7 @@ def test_what_has_ended_makes_room_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert service.it.held == [live]
 
 
-def test_too_many_end_the_one_that_was_left_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_abandoned_request_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_HELD_REQUESTS", 2)
     service = Service()
     requests = [service.begin(f"r{i}") for i in range(4)]
@@ -363,7 +363,7 @@ def names(requests: list[Request]) -> list[str]:
     return [request.call.request_id for request in requests]
 
 
-def test_what_has_ended_keeps_only_so_many_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probabilities_of_ended_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: of 256 requests all that they had reported was kept, in gigabytes."""
     monkeypatch.setattr(limits, "MAX_HELD_LOGPROBS", 3 * 20 * 5)
     service = Service()
@@ -385,7 +385,7 @@ def test_what_has_ended_keeps_only_so_many_log_probabilities(monkeypatch: pytest
     assert names(service.it.held) == ["plain", "r3", "r4"]
 
 
-def test_log_probabilities_of_all_choices_and_of_the_prompt_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probabilities_of_choices_and_prompt_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of what has failed; what keeps none makes no room."""
     monkeypatch.setattr(limits, "MAX_HELD_LOGPROBS", 2 * 20 + 3)
     service = Service()
@@ -405,7 +405,7 @@ def test_log_probabilities_of_all_choices_and_of_the_prompt_count(monkeypatch: p
     assert names(service.it.held) == ["failed"]
 
 
-def test_a_name_in_use_is_refused() -> None:
+def test_an_id_in_use_is_refused() -> None:
     service = Service()
     request = service.begin("mine")
     with pytest.raises(AlreadyExistsError) as caught:
@@ -419,7 +419,7 @@ def test_a_name_in_use_is_refused() -> None:
     assert not ended(request)
 
 
-def test_only_the_same_request_goes_on() -> None:
+def test_only_the_same_request_resumes() -> None:
     service = Service()
     request = service.begin()
     same = GenerateCall(
@@ -443,7 +443,7 @@ def test_only_the_same_request_goes_on() -> None:
     assert service.it.resume("", same) is request
 
 
-def test_a_mode_that_was_the_servers_choice_may_be_named() -> None:
+def test_a_resume_may_name_the_servers_mode() -> None:
     """Whoever goes on elsewhere must name it, and cannot know where it goes on."""
     service = Service()
     request = service.begin()
@@ -462,7 +462,7 @@ def test_a_mode_that_was_the_servers_choice_may_be_named() -> None:
         service.it.resume("", same)
 
 
-def test_nobody_else_can_resume_cancel_or_see_it() -> None:
+def test_other_principals_cannot_resume_or_cancel() -> None:
     service = Service()
     request = service.begin("r", principal="ann")
     service.lose(request)
@@ -474,7 +474,7 @@ def test_nobody_else_can_resume_cancel_or_see_it() -> None:
     assert service.resume(request, (), principal="ann") is request
 
 
-def test_a_client_that_was_served_elsewhere_meanwhile_is_ahead() -> None:
+def test_a_client_served_elsewhere_is_ahead() -> None:
     """What it has is what counts: the request here ends, and is to be opened from that."""
     for received in ((4, 5, 6), (4, 9)):
         service = Service()
@@ -486,7 +486,7 @@ def test_a_client_that_was_served_elsewhere_meanwhile_is_ahead() -> None:
         assert len(service.it) == 0
 
 
-def test_whoever_still_reads_one_that_was_served_elsewhere_is_told() -> None:
+def test_a_reader_of_a_request_served_elsewhere_is_told() -> None:
     """Once: it waited for ever for parts that could no longer come."""
     service = Service()
     request = service.begin()
@@ -498,7 +498,7 @@ def test_whoever_still_reads_one_that_was_served_elsewhere_is_told() -> None:
     assert isinstance(now(service.dispatcher.next_part(running, before)), StaleEpochError)
 
 
-def test_an_error_that_was_read_and_told_nobody_is_for_the_client_that_came_back() -> None:
+def test_an_undelivered_error_is_for_the_returning_client() -> None:
     """Once: of two choices one failed while the other's part was on its way, and the one resumed never
     ended."""
     service = Service()
@@ -513,7 +513,7 @@ def test_an_error_that_was_read_and_told_nobody_is_for_the_client_that_came_back
     assert failed.parts.empty()
 
 
-def test_the_reader_before_is_told_and_reads_nothing_more() -> None:
+def test_the_previous_reader_is_told_and_reads_no_more() -> None:
     service = Service()
     request = service.begin()
     (running,) = request.choices
@@ -532,7 +532,7 @@ def test_the_reader_before_is_told_and_reads_nothing_more() -> None:
     assert not ended(request)
 
 
-def test_a_paused_sequence_goes_on_for_the_client_that_came_back() -> None:
+def test_a_paused_sequence_goes_on_for_a_returning_client() -> None:
     service = Service()
     request = service.begin()
     (running,) = request.choices
@@ -546,7 +546,7 @@ def test_a_paused_sequence_goes_on_for_the_client_that_came_back() -> None:
     assert running.state.phase is not Phase.PAUSED
 
 
-def test_an_error_that_nobody_read_is_for_the_client_that_comes_back() -> None:
+def test_an_unread_error_is_for_the_returning_client() -> None:
     service = Service()
     request = service.begin()
     (running,) = request.choices
@@ -558,7 +558,7 @@ def test_an_error_that_nobody_read_is_for_the_client_that_comes_back() -> None:
     assert now(service.dispatcher.next_part(running)) is error
 
 
-def test_cancelling_ends_it_read_or_held() -> None:
+def test_cancelling_ends_a_request_read_or_held() -> None:
     service = Service()
     read, held = service.begin("read"), service.begin("held")
     service.lose(held)
@@ -572,7 +572,7 @@ def test_cancelling_ends_it_read_or_held() -> None:
     assert len(service.it) == 0
 
 
-def test_choices_that_end_with_one_that_failed_were_not_left_by_their_client() -> None:
+def test_choices_ended_by_a_failure_are_not_aborted() -> None:
     """Once: they were counted as aborted, as those are whose client went away."""
     service = Service()
     failing, left = service.begin("failing", n=3), service.begin("left", n=2)
@@ -586,7 +586,7 @@ def test_choices_that_end_with_one_that_failed_were_not_left_by_their_client() -
     assert service.dispatcher.failed == 1
 
 
-def test_a_name_that_was_cancelled_is_free_at_once() -> None:
+def test_a_cancelled_id_is_free_at_once() -> None:
     service = Service()
     first = service.begin()
     service.it.cancel("", "r")
@@ -596,7 +596,7 @@ def test_a_name_that_was_cancelled_is_free_at_once() -> None:
     assert not ended(second)
 
 
-def test_when_the_coordinator_stops_nothing_is_held() -> None:
+def test_a_stopping_coordinator_holds_nothing() -> None:
     service = Service()
     held, read = service.begin("held"), service.begin("read")
     service.lose(held)
@@ -607,7 +607,7 @@ def test_when_the_coordinator_stops_nothing_is_held() -> None:
     assert ended(read)
 
 
-async def test_the_sweep_ends_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_sweep_ends_expired_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.requests.registry.SWEEP_SECONDS", 0)
     service = Service()
     request = service.begin()

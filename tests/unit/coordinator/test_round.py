@@ -190,7 +190,7 @@ def test_nothing_happens_before_a_target_is_ready() -> None:
     assert it.phase is Phase.NEW
 
 
-def test_the_first_round_prefills_and_the_draft_may_do_so_meanwhile() -> None:
+def test_the_first_round_prefills_target_and_draft() -> None:
     it = Driver()
     it(Signal.DRAFT_READY)
     opening = OpenSequence("s", 1, PROMPT, it.state.params)
@@ -203,7 +203,7 @@ def test_the_first_round_prefills_and_the_draft_may_do_so_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("why", ["no draft tokens", "no draft", "no room"])
-def test_nobody_reads_what_will_not_be_drafted_for(why: str) -> None:
+def test_a_draft_that_will_not_be_used_is_not_opened(why: str) -> None:
     it = Driver(k=0 if why == "no draft tokens" else 3, max_tokens=2 if why == "no room" else 50)
     if why != "no draft":
         it(Signal.DRAFT_READY)
@@ -212,7 +212,7 @@ def test_nobody_reads_what_will_not_be_drafted_for(why: str) -> None:
     assert not any(isinstance(action, ToDraft) for action in actions)
 
 
-def test_a_target_that_is_lost_meanwhile_opens_the_draft_no_second_time() -> None:
+def test_losing_the_target_does_not_reopen_the_draft() -> None:
     it = Driver()
     it(Signal.DRAFT_READY)
     it(Signal.TARGET_READY)
@@ -220,7 +220,7 @@ def test_a_target_that_is_lost_meanwhile_opens_the_draft_no_second_time() -> Non
     assert not any(isinstance(action, ToDraft) for action in it(Signal.TARGET_READY))
 
 
-def test_a_draft_that_came_meanwhile_is_asked_in_the_second_round() -> None:
+def test_a_draft_arriving_meanwhile_drafts_the_second_round() -> None:
     it = Driver()
     it(Signal.TARGET_READY)
     it(Signal.DRAFT_READY)
@@ -231,7 +231,7 @@ def test_a_draft_that_came_meanwhile_is_asked_in_the_second_round() -> None:
     ]
 
 
-def test_a_whole_round() -> None:
+def test_a_round_drafts_verifies_and_commits() -> None:
     it = Driver()
     it(Signal.DRAFT_READY)
     it(Signal.TARGET_READY)
@@ -250,7 +250,7 @@ def test_a_whole_round() -> None:
     assert sent(asked) == [DraftRound("s", 1, 3, 6, (5, 9), 3)]
 
 
-def test_multi_token_output() -> None:
+def test_a_round_can_emit_several_tokens() -> None:
     """One round can produce several tokens: K accepted and the bonus."""
     it = verifying(5, 6, 7)
     emit, *_ = it.judge(5, 6, 7, 8)
@@ -260,7 +260,7 @@ def test_multi_token_output() -> None:
     assert it.state.stats.mean_acceptance_length == 4
 
 
-def test_a_round_is_committed_before_it_is_emitted_and_emitted_before_the_next_begins() -> None:
+def test_a_round_is_committed_then_emitted_then_continued() -> None:
     it = verifying(5, 6)
     actions = it.judge(5, 6, 7)
     assert it.generated == [4, 5, 6, 7]
@@ -268,7 +268,7 @@ def test_a_round_is_committed_before_it_is_emitted_and_emitted_before_the_next_b
 
 
 @pytest.mark.parametrize(("told", "counted"), [(0, 0), (2, 2), (9, len(PROMPT))])
-def test_the_first_verdict_tells_what_was_cached(told: int, counted: int) -> None:
+def test_the_first_verdict_reports_cached_tokens(told: int, counted: int) -> None:
     """A later one may tell of entries that the sequence had left behind itself."""
     it = Driver(k=0)
     it(Signal.TARGET_READY)
@@ -279,7 +279,7 @@ def test_the_first_verdict_tells_what_was_cached(told: int, counted: int) -> Non
 
 
 @pytest.mark.parametrize("ending", [(5, EOS, 7, 8), (5, 6, 7, EOS)])
-def test_a_verdict_is_clipped_where_the_sequence_ends_and_both_workers_may_forget(
+def test_a_final_verdict_is_clipped_and_closes_both_workers(
     ending: tuple[int, ...],
 ) -> None:
     it = verifying(*ending[:3])
@@ -305,7 +305,7 @@ def test_a_verdict_is_clipped_where_the_sequence_ends_and_both_workers_may_forge
         ({"k": 5, "draft_max_len": 5}, 2),  # 4 + 2 - 1 entries
     ],
 )
-def test_no_more_draft_tokens_than_can_be_used(options: dict[str, Any], wanted: int) -> None:
+def test_draft_tokens_are_limited_to_what_is_usable(options: dict[str, Any], wanted: int) -> None:
     it = Driver(**options)
     it(Signal.DRAFT_READY)
     it(Signal.TARGET_READY)
@@ -315,7 +315,7 @@ def test_no_more_draft_tokens_than_can_be_used(options: dict[str, Any], wanted: 
 
 
 @pytest.mark.parametrize("options", [{"k": 0}, {"k": 5, "max_tokens": 2}, {"draft_max_len": 3}])
-def test_a_round_without_room_for_a_draft_goes_straight_to_the_target(options: dict[str, Any]) -> None:
+def test_a_round_without_room_for_a_draft_is_plain(options: dict[str, Any]) -> None:
     it = Driver(**options)
     it(Signal.DRAFT_READY)
     it(Signal.TARGET_READY)
@@ -334,7 +334,7 @@ def test_without_a_draft_worker_every_round_is_plain() -> None:
 # ---- the draft fails, hangs or is gone ------------------------------------------------------------
 
 
-def test_a_lost_draft_lets_the_round_go_on_alone() -> None:
+def test_a_round_goes_on_after_losing_its_draft() -> None:
     it = drafting()
     assert sent(it(Signal.DRAFT_LOST)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
     assert it(Signal.DRAFT_READY) == []
@@ -345,7 +345,7 @@ def test_a_lost_draft_lets_the_round_go_on_alone() -> None:
     assert (command.epoch, command.round) == (2, 4)
 
 
-def test_a_hanging_draft_is_waited_for_until_its_deadline() -> None:
+def test_a_hanging_draft_is_awaited_until_its_deadline() -> None:
     it = drafting()
     it.now = 0.99
     assert it(Signal.DEADLINE) == []
@@ -355,7 +355,7 @@ def test_a_hanging_draft_is_waited_for_until_its_deadline() -> None:
     assert it.phase is Phase.VERIFYING
 
 
-def test_after_a_failure_the_draft_pauses_twice_as_long_every_time() -> None:
+def test_a_failing_drafts_pauses_double() -> None:
     it = drafting(max_tokens=400, target_max_len=1000, draft_max_len=1000)
     pauses = []
     for _ in range(8):
@@ -376,7 +376,7 @@ def test_after_a_failure_the_draft_pauses_twice_as_long_every_time() -> None:
     assert it.phase is Phase.DRAFTING, "a proposal in between starts the pauses over"
 
 
-def test_a_draft_that_lost_the_sequence_is_told_again_once() -> None:
+def test_a_draft_without_the_sequence_is_reopened_once() -> None:
     it = drafting()
     opening, command = sent(it.draft_fails(NotFoundError("gone")))
     assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.state.params)
@@ -385,7 +385,7 @@ def test_a_draft_that_lost_the_sequence_is_told_again_once() -> None:
     assert sent(it.draft_fails(NotFoundError("gone"), epoch=2)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
 
 
-def test_a_draft_that_lacks_tokens_gets_the_tail_it_lacks() -> None:
+def test_a_draft_lacking_tokens_gets_the_tail() -> None:
     it = drafting()
     error = FailedPreconditionError("gap", known_length=2)
     assert sent(it.draft_fails(error)) == [DraftRound("s", 1, 2, 4, (3, 4), 3)]
@@ -394,7 +394,7 @@ def test_a_draft_that_lacks_tokens_gets_the_tail_it_lacks() -> None:
 @pytest.mark.parametrize(
     "error", [InternalError("nan"), ResourceExhaustedError("full"), InvalidArgumentError("x", "y")]
 )
-def test_a_draft_that_fails_is_closed_there_and_the_round_goes_on(error: PacelineError) -> None:
+def test_a_failing_draft_is_closed_and_the_round_goes_on(error: PacelineError) -> None:
     it = drafting()
     assert it.draft_fails(error) == [
         ToDraft(CloseSequence("s", 1)),
@@ -403,7 +403,7 @@ def test_a_draft_that_fails_is_closed_there_and_the_round_goes_on(error: Pacelin
     ]
 
 
-def test_a_failed_drafts_blocks_are_not_left_behind_when_the_sequence_ends() -> None:
+def test_a_failed_drafts_blocks_are_freed_at_the_end() -> None:
     """Once: the sequence was only forgotten, and its blocks stayed taken until the lease was over."""
     it = drafting()
     closed = it.draft_fails(InternalError("nan"))
@@ -411,7 +411,7 @@ def test_a_failed_drafts_blocks_are_not_left_behind_when_the_sequence_ends() -> 
     assert [a for a in closed if isinstance(a, ToDraft)] == [ToDraft(CloseSequence("s", 1))]
 
 
-def test_a_drafts_failure_of_another_round_or_epoch_is_nobodys_business() -> None:
+def test_a_stale_draft_failure_is_ignored() -> None:
     it = drafting()
     assert it.draft_fails(InternalError("late"), round=1) == []
     assert it.draft_fails(InternalError("late"), epoch=7) == []
@@ -425,13 +425,13 @@ def test_a_drafts_failure_of_another_round_or_epoch_is_nobodys_business() -> Non
 @pytest.mark.parametrize(
     "proposal", [Proposal((5, 6, 7, 8)), Proposal((VOCAB,)), Proposal((5, 6), parents=(-1, -1))]
 )
-def test_a_nonsensical_proposal_is_dropped(proposal: Proposal) -> None:
+def test_an_invalid_proposal_is_dropped(proposal: Proposal) -> None:
     it = drafting()
     actions = it(DraftProposal("s", 1, 2, 4, proposal, 4))
     assert sent(actions) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
 
 
-def test_an_answer_of_another_round_or_epoch_is_not_taken() -> None:
+def test_an_answer_of_another_round_or_epoch_is_dropped() -> None:
     it = drafting()
     assert it.propose(5, round=1) == it.propose(5, epoch=2) == it.judge(5) == []
     it.propose(5)
@@ -442,7 +442,7 @@ def test_an_answer_of_another_round_or_epoch_is_not_taken() -> None:
 # ---- the target is gone ---------------------------------------------------------------------------
 
 
-def test_a_lost_target_stalls_the_round_which_then_goes_on_from_the_ledger() -> None:
+def test_a_round_resumes_from_the_ledger_after_a_lost_target() -> None:
     it = verifying(5, 6)
     it.now = 3.0
     assert it(Signal.TARGET_LOST) == []
@@ -456,7 +456,7 @@ def test_a_lost_target_stalls_the_round_which_then_goes_on_from_the_ledger() -> 
     assert it.generated == [4, 5, 9]
 
 
-def test_a_target_that_is_lost_while_the_draft_works_is_missed_when_it_answers() -> None:
+def test_a_target_lost_while_drafting_stalls_the_round() -> None:
     it = drafting()
     assert it(Signal.TARGET_LOST) == []
     assert it.phase is Phase.DRAFTING
@@ -467,7 +467,7 @@ def test_a_target_that_is_lost_while_the_draft_works_is_missed_when_it_answers()
     assert (opening.epoch, command.proposal) == (2, Proposal((5,)))
 
 
-def test_a_target_that_comes_back_while_the_draft_works_is_opened_again() -> None:
+def test_a_target_returning_while_drafting_is_reopened() -> None:
     it = drafting()
     it(Signal.TARGET_LOST)
     it(Signal.TARGET_READY)
@@ -476,7 +476,7 @@ def test_a_target_that_comes_back_while_the_draft_works_is_opened_again() -> Non
     assert command.epoch == 2
 
 
-def test_with_no_target_for_too_long_the_error_names_the_last_index() -> None:
+def test_a_target_away_too_long_is_an_error_with_last_index() -> None:
     it = verifying(5, 6)
     it(Signal.TARGET_LOST)
     it.now = 99.9
@@ -490,14 +490,14 @@ def test_with_no_target_for_too_long_the_error_names_the_last_index() -> None:
     assert it.phase is Phase.DONE
 
 
-def test_whether_a_late_target_hangs_is_the_shells_to_find_out() -> None:
+def test_a_late_target_is_reported_to_the_dispatcher() -> None:
     it = verifying(5)
     it.now = 10.0
     assert it(Signal.DEADLINE) == [TargetHangs()]
     assert it.phase is Phase.VERIFYING
 
 
-def test_a_target_that_is_late_but_alive_is_asked_the_same_again() -> None:
+def test_a_late_but_alive_target_is_asked_again() -> None:
     it = verifying(5)
     it.now = 10.0
     assert it(Signal.TARGET_LATE) == [ToTarget(VerifyRound("s", 1, 2, 4, (), Proposal((5,))))]
@@ -506,7 +506,7 @@ def test_a_target_that_is_late_but_alive_is_asked_the_same_again() -> None:
     assert it.generated == [4, 5, 6]
 
 
-def test_a_target_that_is_left_for_another_one_may_forget_the_sequence() -> None:
+def test_a_target_left_for_another_is_closed() -> None:
     it = verifying(5)
     it.now = 10.0
     assert it(Signal.TARGET_LEFT) == [ToTarget(CloseSequence("s", 1))]
@@ -514,7 +514,7 @@ def test_a_target_that_is_left_for_another_one_may_forget_the_sequence() -> None
     assert sent(it(Signal.TARGET_READY))[1] == VerifyRound("s", 2, 2, 4, (), Proposal((5,)))
 
 
-def test_a_round_in_which_the_target_is_lost_again_and_again_ends_the_sequence() -> None:
+def test_a_round_losing_its_target_repeatedly_fails() -> None:
     """Once: a request that killed its target was brought back for as long as requests live."""
     it = verifying(5)
     for _ in range(MAX_LOSSES - 1):
@@ -535,7 +535,7 @@ def test_a_round_in_which_the_target_is_lost_again_and_again_ends_the_sequence()
 # ---- the target refuses ---------------------------------------------------------------------------
 
 
-def test_a_preempted_sequence_keeps_its_place_and_puts_its_round_again() -> None:
+def test_a_preempted_sequence_repeats_its_round() -> None:
     """It stays open there: opened anew it would be the youngest."""
     it = verifying(5)
     error = ResourceExhaustedError("full")
@@ -559,7 +559,7 @@ def test_a_new_sequence_without_room_is_not_preempted() -> None:
     assert it.target_fails(error) == [WaitForBlocks(error, preempted=False)]
 
 
-def test_an_opening_that_is_refused_is_put_again() -> None:
+def test_a_refused_opening_is_repeated() -> None:
     it = Driver()
     it(Signal.TARGET_READY)
     error = ResourceExhaustedError("as many sequences as it holds")
@@ -568,7 +568,7 @@ def test_an_opening_that_is_refused_is_put_again() -> None:
     assert (opening.epoch, command.epoch) == (2, 2)
 
 
-def test_a_paused_sequence_gives_its_blocks_up_for_one_that_waits() -> None:
+def test_a_paused_sequence_gives_its_blocks_away() -> None:
     it = verifying(5)
     assert it(Signal.BLOCKS_WANTED) == [], "it goes on by itself"
     it(Signal.CLIENT_BEHIND)
@@ -581,7 +581,7 @@ def test_a_paused_sequence_gives_its_blocks_up_for_one_that_waits() -> None:
     assert opening == OpenSequence("s", 2, tuple(it.state.ledger.token_ids), it.state.params)
 
 
-def test_waiting_for_blocks_is_no_failed_attempt() -> None:
+def test_waiting_for_blocks_is_not_a_failed_attempt() -> None:
     """Once: a sequence that had waited a few times was failed by the first lost lease."""
     it = verifying(5)
     for _ in range(2 * MAX_ATTEMPTS):
@@ -591,7 +591,7 @@ def test_waiting_for_blocks_is_no_failed_attempt() -> None:
     assert it.phase is Phase.VERIFYING
 
 
-def test_a_target_lost_while_waiting_for_its_blocks_stalls_the_sequence() -> None:
+def test_losing_the_target_while_waiting_for_blocks_stalls() -> None:
     it = verifying(5)
     it.target_fails(ResourceExhaustedError("full"))
     it(Signal.TARGET_LOST)
@@ -601,7 +601,7 @@ def test_a_target_lost_while_waiting_for_its_blocks_stalls_the_sequence() -> Non
 
 
 @pytest.mark.parametrize("error", [NotFoundError("gone"), StaleEpochError("old")])
-def test_a_target_that_lost_the_sequence_is_told_again(error: PacelineError) -> None:
+def test_a_target_without_the_sequence_is_reopened(error: PacelineError) -> None:
     it = verifying(5)
     opening, command = sent(it.target_fails(error))
     assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.state.params)
@@ -609,7 +609,7 @@ def test_a_target_that_lost_the_sequence_is_told_again(error: PacelineError) -> 
     assert it.target_fails(error, epoch=1) == []
 
 
-def test_a_target_that_lacks_tokens_gets_the_tail_it_lacks() -> None:
+def test_a_target_lacking_tokens_gets_the_tail() -> None:
     it = verifying(5)
     assert sent(it.target_fails(FailedPreconditionError("gap", known_length=1))) == [
         VerifyRound("s", 1, 2, 4, (2, 3, 4), Proposal((5,)))
@@ -621,7 +621,7 @@ def test_a_target_that_lacks_tokens_gets_the_tail_it_lacks() -> None:
 @pytest.mark.parametrize(
     "error", [InvalidArgumentError("proposal.distributions", "bad"), InternalError("nan after token 5")]
 )
-def test_a_proposal_the_target_finds_wrong_or_breaks_on_is_dropped_and_the_request_kept(
+def test_a_proposal_failing_on_the_target_is_dropped(
     error: PacelineError,
 ) -> None:
     it = verifying(5)
@@ -633,7 +633,7 @@ def test_a_proposal_the_target_finds_wrong_or_breaks_on_is_dropped_and_the_reque
 
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
-def test_where_tokens_are_drawn_by_ratios_a_model_that_breaks_ends_the_request(mode: AcceptanceMode) -> None:
+def test_in_ratio_modes_a_broken_model_ends_the_request(mode: AcceptanceMode) -> None:
     """Without the proposal again, tokens that it breaks on would come more seldom than in plain decoding."""
     it = verifying(5)
     it.state.params = replace(it.state.params, mode=mode)
@@ -662,7 +662,7 @@ def test_a_broken_model_ends_the_request_and_frees_both_caches() -> None:
     ]
 
 
-def test_a_target_that_serves_less_than_the_one_before_is_not_asked_for_more() -> None:
+def test_a_shorter_target_is_not_asked_beyond_its_length() -> None:
     """Once: it refused the round, and the client was told of a field that it had never sent."""
     it = verifying(5)
     it(Signal.TARGET_LOST)
@@ -678,7 +678,7 @@ def test_a_target_that_serves_less_than_the_one_before_is_not_asked_for_more() -
 
 
 @pytest.mark.parametrize("round_number", [1, 3])
-def test_a_targets_failure_of_another_round_is_ignored(round_number: int) -> None:
+def test_a_stale_target_failure_is_ignored(round_number: int) -> None:
     it = verifying(5)
     assert it.target_fails(InternalError("late"), round=round_number) == []
     assert it.phase is Phase.VERIFYING
@@ -694,9 +694,7 @@ def test_a_targets_failure_of_another_round_is_ignored(round_number: int) -> Non
         ((5, 6), 6),
     ],
 )
-def test_a_verdict_that_does_not_fit_its_round_ends_the_request_and_commits_nothing(
-    verdict: tuple[int, ...], computed: int | None
-) -> None:
+def test_a_verdict_unlike_its_round_ends_the_request(verdict: tuple[int, ...], computed: int | None) -> None:
     it = verifying(5)
     *_, fail = it.judge(*verdict, computed=computed)
     assert isinstance(fail, Fail)
@@ -718,7 +716,7 @@ def test_a_slow_client_pauses_the_sequence_between_rounds() -> None:
     assert it(Signal.CLIENT_CAUGHT_UP) == []
 
 
-def test_a_client_that_catches_up_before_the_verdict_pauses_nothing() -> None:
+def test_a_client_catching_up_before_the_verdict_pauses_nothing() -> None:
     it = verifying(5)
     it(Signal.CLIENT_BEHIND)
     it(Signal.CLIENT_CAUGHT_UP)
@@ -726,7 +724,7 @@ def test_a_client_that_catches_up_before_the_verdict_pauses_nothing() -> None:
     assert it.phase is Phase.DRAFTING
 
 
-def test_workers_may_come_and_go_while_the_client_reads() -> None:
+def test_workers_may_come_and_go_during_a_pause() -> None:
     it = verifying(5)
     it(Signal.CLIENT_BEHIND)
     it.judge(5, 6)
@@ -744,7 +742,7 @@ def test_a_client_that_leaves_frees_both_caches(build: Any) -> None:
     assert it.phase is Phase.DONE
 
 
-def test_a_client_that_leaves_before_anything_was_opened_closes_nothing() -> None:
+def test_leaving_before_any_opening_closes_nothing() -> None:
     assert Driver()(Signal.CANCEL) == []
     it = verifying(5)
     it(Signal.TARGET_LOST)

@@ -85,7 +85,7 @@ def verdict(it: Driver, *token_ids: int) -> list[Any]:
     return it(RoundVerdict("s", 1, it.state.round, judged))
 
 
-def test_the_first_round_prefills_and_is_neither_chosen_nor_timed() -> None:
+def test_the_first_round_is_neither_chosen_nor_timed() -> None:
     """The next one is chosen meanwhile: the draft may read the prompt as well."""
     it, policy = begun(2)
     remaining = it.state.ledger.remaining
@@ -97,7 +97,7 @@ def test_the_first_round_prefills_and_is_neither_chosen_nor_timed() -> None:
     ]
 
 
-def test_what_reading_took_the_draft_is_told() -> None:
+def test_a_drafts_prefill_time_is_reported() -> None:
     it, policy = begun(2)
     policy.told()
     proposal = DraftProposal("s", 1, 2, 4, Proposal((5, 6)), 5, Timings(prefill=0.125))
@@ -106,7 +106,7 @@ def test_what_reading_took_the_draft_is_told() -> None:
 
 
 @pytest.mark.parametrize("why", ["blocks", "target", "client"])
-def test_who_waits_is_in_no_pass(why: str) -> None:
+def test_a_waiting_sequence_leaves_the_policys_count(why: str) -> None:
     it, policy = begun(0, 0)
     policy.told()
     match why:
@@ -121,7 +121,7 @@ def test_who_waits_is_in_no_pass(why: str) -> None:
     assert ("on_suspend",) in policy.told()
 
 
-def test_a_round_is_told_with_what_was_waited_for() -> None:
+def test_a_round_is_reported_with_its_waiting_times() -> None:
     it, policy = begun(2, 3)
     policy.told()
     lacked = it.length
@@ -140,7 +140,7 @@ def test_a_round_is_told_with_what_was_waited_for() -> None:
     assert command.num_draft_tokens == 3
 
 
-def test_what_was_foreseen_took_no_drafting_and_was_chosen_once() -> None:
+def test_a_hit_took_no_drafting_and_was_chosen_once() -> None:
     it, policy = begun(2, 3)
     it.propose(7, 8)
     policy.told()
@@ -154,7 +154,7 @@ def test_what_was_foreseen_took_no_drafting_and_was_chosen_once() -> None:
     ]
 
 
-def test_what_is_foreseen_is_cut_to_what_is_wanted() -> None:
+def test_continuations_are_cut_to_the_chosen_k() -> None:
     it, _ = begun(2, 1)
     it.propose(7, 8)
     (ahead,) = sent(it(Continuations("s", 1, 2, it.length, {Outcome(1, 5): Proposal((6, 6, 6))})))
@@ -162,7 +162,7 @@ def test_what_is_foreseen_is_cut_to_what_is_wanted() -> None:
     assert ahead.proposals == {Outcome(1, 5): Proposal((6,))}
 
 
-def test_where_plain_decoding_is_wanted_nothing_that_is_foreseen_is_judged() -> None:
+def test_continuations_are_unused_when_plain_is_chosen() -> None:
     it, policy = begun(2, 0, 2)
     it.propose(7, 8)
     assert sent(it(Continuations("s", 1, 2, it.length, {Outcome(1, 5): Proposal((6, 6, 6))}))) == []
@@ -174,14 +174,14 @@ def test_where_plain_decoding_is_wanted_nothing_that_is_foreseen_is_judged() -> 
     ]
 
 
-def test_a_proposal_longer_than_wanted_is_not_believed() -> None:
+def test_a_too_long_proposal_is_not_measured() -> None:
     it, policy = begun(2)
     policy.told()
     it(DraftProposal("s", 1, 2, it.length, Proposal((7, 8, 9)), it.length + 2))
     assert [call[0] for call in policy.told()] == ["on_verify"]
 
 
-def test_a_draft_that_is_gone_is_not_asked_for() -> None:
+def test_a_lost_draft_is_not_asked() -> None:
     it, policy = begun(2)
     it(Signal.DRAFT_LOST)
     policy.told()
@@ -189,7 +189,7 @@ def test_a_draft_that_is_gone_is_not_asked_for() -> None:
     assert [call[0] for call in policy.told()] == ["on_verdict", "on_verify"]
 
 
-def test_a_target_that_must_prefill_again_is_not_timed() -> None:
+def test_a_repeated_prefill_is_not_timed() -> None:
     it, policy = begun(0, 0)
     it(Signal.TARGET_LOST)
     policy.told()
@@ -197,7 +197,7 @@ def test_a_target_that_must_prefill_again_is_not_timed() -> None:
     assert policy.told() == [("on_verify", 0, True)]
 
 
-def test_the_end_is_told_once() -> None:
+def test_the_policy_is_told_of_the_end_once() -> None:
     it, policy = begun(2)
     policy.told()
     it(Signal.CANCEL)
@@ -223,7 +223,7 @@ def repeating(it: Driver, policy: Scripted) -> list[Any]:
     return sent(it.judge(2))
 
 
-def test_what_followed_before_is_put_to_the_target_at_once() -> None:
+def test_a_copy_is_sent_to_the_target_at_once() -> None:
     """Nobody asks the draft, which later gets all that it lacks."""
     it, policy = copying(3, 0)
     (command,) = repeating(it, policy)
@@ -244,7 +244,7 @@ def test_what_followed_before_is_put_to_the_target_at_once() -> None:
     assert opening.token_ids == (1, 2, 3, 1, 2, 3, 1, 4)
 
 
-def test_a_copy_ends_where_the_answer_must() -> None:
+def test_a_copy_is_cut_to_the_remaining_tokens() -> None:
     it, policy = copying(5, max_tokens=4)
     (command,) = repeating(it, policy)
     assert command.proposal == Proposal((3,))
@@ -265,7 +265,7 @@ def test_copying_needs_no_draft_worker() -> None:
     assert copies == [("choose_guess", 3, 5, 0), ("choose_guess", 7, 5, 0)]
 
 
-def test_what_is_not_worth_copying_is_drafted() -> None:
+def test_a_copy_not_worthwhile_is_drafted() -> None:
     it, policy = copying(0)
     commands = repeating(it, policy)
     assert isinstance(commands[-1], DraftRound)
@@ -279,7 +279,7 @@ def test_without_prompt_lookup_nothing_is_looked_up() -> None:
     assert all(call[0] != "choose_guess" for call in policy.told())
 
 
-def test_a_request_without_draft_tokens_copies_none() -> None:
+def test_a_request_with_k_zero_copies_nothing() -> None:
     it, policy = copying(3)
     it.state.planner.num_speculative_tokens = 0
     it(Signal.TARGET_READY)
@@ -289,7 +289,7 @@ def test_a_request_without_draft_tokens_copies_none() -> None:
     assert all(call[0] != "choose_guess" for call in policy.told())
 
 
-def test_what_was_foreseen_comes_first() -> None:
+def test_a_hit_takes_precedence_over_a_copy() -> None:
     """The draft is there already, and the target may have begun with it."""
     it, policy = copying(3, ks=(0, 2, 2))
     it(Signal.DRAFT_READY)
@@ -309,7 +309,7 @@ def test_what_was_foreseen_comes_first() -> None:
     assert not it.state.present.record.source
 
 
-def test_a_copy_that_the_target_finds_wrong_is_done_without() -> None:
+def test_a_refused_copy_is_dropped() -> None:
     it, policy = copying(3)
     (command,) = repeating(it, policy)
     assert command.proposal.num_draft_tokens == 3

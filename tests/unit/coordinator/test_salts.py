@@ -17,24 +17,24 @@ def call(salt: str) -> GenerateCall:
     return GenerateCall("id", (1, 2), SamplingParams(), SpeculationParams(), salt)
 
 
-def test_tenants_share_nothing_whatever_they_say() -> None:
+def test_salts_of_tenants_never_coincide() -> None:
     said = ("", "b", ":b", "a:")
     salts = [workers_salt(call(salt), tenant, KEY) for tenant in ("a", "ab", "a:b", "2:a") for salt in said]
     assert len(set(salts)) == len(salts)
 
 
-def test_salt_of_a_tenant_needs_the_key() -> None:
+def test_a_tenants_salt_depends_on_the_key() -> None:
     salts = {workers_salt(call("b"), "a", key) for key in (KEY, b"l" * 32)}
     assert len(salts) == 2
     assert not any("a:b" in salt for salt in salts)
     assert salts == {workers_salt(call("b"), "a", key) for key in (KEY, b"l" * 32)}
 
 
-def test_without_keys_the_salt_is_the_client_s() -> None:
+def test_without_keys_the_salt_is_the_clients() -> None:
     assert workers_salt(call("mine"), "", KEY) == "mine"
 
 
-def test_key_of_salts_outlives_a_coordinator_with_a_secret() -> None:
+def test_the_salt_key_follows_from_the_secret() -> None:
     config = CoordinatorConfig(targets=("t:1",), tokenizer="embedded:target")
     vocabulary = Vocabulary.load(config.tokenizer)
     secret = WorkerSecret(new_secret())

@@ -34,5 +34,5 @@ def test_an_idle_draft_is_named() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 3])
-def test_each_reason_has_a_sentence(k: int) -> None:
+def test_each_problem_is_one_warning(k: int) -> None:
     assert len(setup_warnings(k, TARGET, [worker("small", 1024)])) == (2 if k == 0 else 1)

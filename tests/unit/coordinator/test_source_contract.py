@@ -45,7 +45,7 @@ def test_a_guess_depends_on_the_text_alone(name: str, tokens: list[int], most: i
 
 @settings(deadline=None)
 @given(NAMES, TEXTS, st.integers(1, 6), st.integers(1, 6))
-def test_a_guess_goes_on_behind_itself(name: str, tokens: list[int], ahead: int, most: int) -> None:
+def test_a_guess_continues_from_itself(name: str, tokens: list[int], ahead: int, most: int) -> None:
     source = made(name, tokens)
     whole = source.guess(tokens, ahead + most)
     if whole is None or len(whole.token_ids) <= ahead:

@@ -39,14 +39,14 @@ def test_counts_equal_a_slow_count(seed: int) -> None:
     assert stats.mean_acceptance_length == pytest.approx(1 + per_round)
 
 
-def test_nothing_drafted_is_a_length_of_one() -> None:
+def test_without_drafts_the_mean_length_is_one() -> None:
     stats = SpeculationStats()
     stats.record(RoundRecord(num_tokens=1))
     assert (stats.acceptance_rate, stats.mean_acceptance_length) == (0.0, 1.0)
     assert stats.acceptance_rate_per_position == []
 
 
-def test_draft_tokens_behind_the_end_are_not_judged() -> None:
+def test_draft_tokens_after_the_end_are_not_judged() -> None:
     stats = SpeculationStats()
     stats.record(RoundRecord(num_draft=8, num_accepted=4, num_tokens=4))
     assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (8, 4)
@@ -55,7 +55,7 @@ def test_draft_tokens_behind_the_end_are_not_judged() -> None:
     assert stats.reached == stats.accepted_at == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
-def test_hits_and_copies_are_those_of_committed_rounds() -> None:
+def test_hits_and_copies_of_committed_rounds_are_counted() -> None:
     stats = SpeculationStats()
     stats.record(RoundRecord(num_draft=2, num_tokens=1, hit=True))
     stats.record(RoundRecord(num_draft=2, num_tokens=1, source="prompt-lookup"))
@@ -88,7 +88,7 @@ def test_times_are_split_and_add_up() -> None:
     assert times.total == 3.125
 
 
-def test_a_workers_clock_never_makes_the_wire_negative() -> None:
+def test_wire_time_is_never_negative() -> None:
     times = RoundTimes()
     times.target_answered(0.5, Timings(queue=0.5, compute=0.5))
     assert times.wire == 0

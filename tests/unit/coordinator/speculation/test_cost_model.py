@@ -25,7 +25,7 @@ def measured(costs: RoundCosts, seconds: dict[int, float], times: int = 200) -> 
     return costs
 
 
-def test_brackets_double() -> None:
+def test_load_brackets_double() -> None:
     assert [bracket(n) for n in (0, 1, 2, 3, 4, 5, 8, 9, 16, 17)] == [0, 0, 1, 2, 2, 3, 3, 4, 4, 5]
 
 
@@ -77,7 +77,7 @@ def test_unmeasured_plain_round_is_not_free() -> None:
     assert seconds[0] >= LEAST_SHARE * 0.03
 
 
-def test_unknown_load_takes_the_nearest_ones_shape() -> None:
+def test_an_unmeasured_load_takes_the_nearest_loads_shape() -> None:
     model = CostModel(MOST)
     for _ in range(200):
         for k in (0, 2, 4):
@@ -90,7 +90,7 @@ def test_unknown_load_takes_the_nearest_ones_shape() -> None:
     assert model.round_seconds(bracket(64)) == pytest.approx(far)
 
 
-def test_verification_leaves_out_the_wait_for_the_proposal() -> None:
+def test_verification_excludes_the_wait_for_the_proposal() -> None:
     model = CostModel(MOST)
     for _ in range(200):
         for k in (0, 2, 4):

@@ -30,7 +30,7 @@ def test_expected_tokens_is_the_mean_over_all_outcomes(rates: tuple[float, ...])
     assert expected[-1] == pytest.approx(mean)
 
 
-def test_new_pool_has_prior_rate_new_child_its_pools() -> None:
+def test_a_new_child_has_its_pools_rate() -> None:
     pool = DepthAcceptance(500)
     assert pool.rates(3) == [PRIOR_RATE] * 3
     for _ in range(1000):
@@ -39,7 +39,7 @@ def test_new_pool_has_prior_rate_new_child_its_pools() -> None:
     assert pool.child(40, PRIOR_TOKENS).rates(2) == pytest.approx(pool.rates(2))
 
 
-def test_rates_are_counted_where_the_depth_is_reached() -> None:
+def test_rates_count_reached_depths_only() -> None:
     rng = random.Random(3)
     seen = DepthAcceptance(math.inf)
     accepted, reached = [0, 0, 0], [0, 0, 0]
@@ -55,7 +55,7 @@ def test_rates_are_counted_where_the_depth_is_reached() -> None:
         assert rate == pytest.approx(guess)
 
 
-def test_tokens_behind_a_rejected_one_are_not_counted() -> None:
+def test_tokens_after_a_rejection_are_not_counted() -> None:
     seen = DepthAcceptance(40)
     seen.observe(4, 1)
     assert (seen.reached, seen.accepted) == ([1, 1, 0, 0], [1, 0, 0, 0])
@@ -72,7 +72,7 @@ def test_recent_verdicts_count_more() -> None:
 
 
 @pytest.mark.parametrize("num_accepted", [0, 1])
-def test_unseen_depth_takes_the_pools_rate(num_accepted: int) -> None:
+def test_an_unseen_depth_takes_the_pools_rate(num_accepted: int) -> None:
     pool = DepthAcceptance(500)
     for _ in range(1000):
         pool.observe(2, random.Random(_).choice((0, 1, 2)))

@@ -36,7 +36,7 @@ def run_trial(exploration: Exploration, best: int, sequences: int, *, changed: b
 
 
 @pytest.mark.parametrize("sequences", [1, 16])
-def test_first_trial_comes_soon_and_lasts(sequences: int) -> None:
+def test_the_first_trial_comes_soon_and_lasts(sequences: int) -> None:
     exploration = Exploration()
     assert count_until_due(exploration, sequences) == FIRST * sequences + 1
     assert exploration.begin(0, EVEN, sequences) == FIRST_DRAFT
@@ -57,7 +57,7 @@ def test_intervals_double_up_to_the_longest() -> None:
     assert TRIAL / LONGEST < 0.01
 
 
-def test_change_of_mind_makes_trials_frequent_again() -> None:
+def test_a_changed_choice_makes_trials_frequent_again() -> None:
     exploration = Exploration()
     for _ in range(10):
         count_until_due(exploration, 1)
@@ -80,7 +80,7 @@ def test_greatest_k_tries_the_neighbour_below() -> None:
     assert exploration.begin(8, EVEN, 1) == 8 - NEIGHBOUR
 
 
-def test_hopeless_k_is_not_tried_after_the_first_two() -> None:
+def test_a_hopeless_k_is_not_tried_after_two_trials() -> None:
     exploration = Exploration(trials=2)
     count_until_due(exploration, 1)
     assert exploration.begin(0, [1.0, *[0.5] * 8], 1) is None

@@ -52,7 +52,7 @@ def run(policy: Policy, acceptance: float, rounds: int, rng: random.Random, *, l
     return chosen
 
 
-def test_good_drafts_are_used_bad_ones_are_not() -> None:
+def test_good_drafts_are_used_and_bad_ones_are_not() -> None:
     good, bad = (GoodputPolicy(experienced(), MOST) for _ in range(2))
     assert run(good, 0.9, 300, random.Random(1))[-1] >= 5
     assert run(bad, 0.05, 300, random.Random(1))[-1] == 0
@@ -78,7 +78,7 @@ def test_all_sequences_take_one_k() -> None:
     assert len({policy.choose(MOST, 0, 1000) for policy in policies}) == 1
 
 
-def test_far_worse_sequence_abstains_and_tries_again() -> None:
+def test_a_far_worse_sequence_abstains_and_retries() -> None:
     controller = experienced(first=0.016)
     good, bad = GoodputPolicy(controller, MOST), GoodputPolicy(controller, MOST)
     rng = random.Random(3)
@@ -92,7 +92,7 @@ def test_far_worse_sequence_abstains_and_tries_again() -> None:
     assert len(starts) >= 2
 
 
-def test_catching_up_must_pay_for_the_rest() -> None:
+def test_catching_up_must_pay_off_in_the_remaining_tokens() -> None:
     controller = experienced()
     policy = GoodputPolicy(controller, MOST)
     run(policy, 0.9, 200, random.Random(1))
@@ -102,7 +102,7 @@ def test_catching_up_must_pay_for_the_rest() -> None:
     assert policy.choose(MOST, CATCH_UP, 20) > 0
 
 
-def test_fixed_length_stays_and_teaches_the_pool() -> None:
+def test_a_fixed_k_stays_and_teaches_the_pool() -> None:
     controller = experienced()
     fixed = FixedLength(controller, 4)
     assert set(run(fixed, 0.9, 200, random.Random(1))) == {4}
@@ -111,7 +111,7 @@ def test_fixed_length_stays_and_teaches_the_pool() -> None:
 
 
 @pytest.mark.parametrize(("sequences", "k"), [(1, 5), (4, 5), (5, 3), (16, 3), (17, 0), (100, 0)])
-def test_table_gives_k_by_sequences(sequences: int, k: int) -> None:
+def test_the_table_gives_k_by_load(sequences: int, k: int) -> None:
     controller = experienced()
     table = ((1, 4, 5), (5, 16, 3), (17, 64, 0))
     policies = [TablePolicy(controller, 5, table=table) for _ in range(sequences)]
@@ -121,7 +121,7 @@ def test_table_gives_k_by_sequences(sequences: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["prompt rows", "reading", "another K", "catching up", "sequences"])
-def test_spoilt_rounds_are_not_measured(spoil: str) -> None:
+def test_disturbed_rounds_are_not_measured(spoil: str) -> None:
     controller = Controller(MOST)
     policy, others = (
         GoodputPolicy(controller, MOST),
@@ -141,13 +141,13 @@ def test_spoilt_rounds_are_not_measured(spoil: str) -> None:
     assert controller.costs.round_seconds(0) is None
 
 
-def test_clean_round_is_measured() -> None:
+def test_an_undisturbed_round_is_measured() -> None:
     controller = Controller(MOST)
     run(GoodputPolicy(controller, MOST), 0.5, 1, random.Random(1))
     assert controller.costs.round_seconds(0) is not None
 
 
-def test_rounds_beside_prompts_are_measured_when_starved() -> None:
+def test_rounds_beside_prompts_are_measured_if_none_else() -> None:
     controller = Controller(MOST)
     policy = GoodputPolicy(controller, MOST)
     for _ in range(STARVED + 2):
@@ -171,7 +171,7 @@ def test_sequences_and_readers_are_counted(end: str) -> None:
     assert (controller.sequences, controller.reading) == (0, 0)
 
 
-def test_acceptance_of_block_mode_belongs_to_the_depth() -> None:
+def test_block_mode_acceptance_depends_on_depth() -> None:
     controller = Controller(MOST)
     assert isinstance(controller.pool(kind_of(AcceptanceMode.BLOCK, 1.0)), DepthAcceptance)
     assert isinstance(controller.pool(kind_of(AcceptanceMode.COUPLED, 1.0)), ReplayedAcceptance)
@@ -196,14 +196,14 @@ def taught(policy: Policy, match_length: int, accepted: int, times: int = 300) -
         policy.on_verdict(4, accepted, None, guessed(match_length))
 
 
-def test_copies_that_come_true_are_made() -> None:
+def test_accepted_copies_are_repeated() -> None:
     policy = GoodputPolicy(experienced(), MOST)
     run(policy, 0.5, 50, random.Random(1))
     taught(policy, 12, 4)
     assert length_of(policy, 12, MOST, policy.controller.k) >= 4
 
 
-def test_copies_that_fail_are_made_seldom() -> None:
+def test_rejected_copies_become_rare() -> None:
     policy = GoodputPolicy(experienced(plain=0.01, first=0.02), MOST)
     run(policy, 0.5, 50, random.Random(1))
     taught(policy, 2, 0)
@@ -211,7 +211,7 @@ def test_copies_that_fail_are_made_seldom() -> None:
     assert sum(made) == 4
 
 
-def test_good_copy_beats_a_worse_draft_and_loses_to_a_better() -> None:
+def test_a_copy_beats_a_worse_draft_only() -> None:
     controller = experienced()
     worse, better = FixedLength(controller, 4), FixedLength(controller, 4)
     for policy, acceptance in ((worse, 0.1), (better, 0.98)):
@@ -222,14 +222,14 @@ def test_good_copy_beats_a_worse_draft_and_loses_to_a_better() -> None:
     assert length_of(better, 2, MOST, 4) == 0
 
 
-def test_fixed_length_without_a_draft_copies() -> None:
+def test_a_fixed_k_without_a_draft_copies() -> None:
     policy = FixedLength(experienced(), 4)
     taught(policy, 2, 0)
     assert length_of(policy, 2, MOST, 0) == 4
     assert length_of(policy, 2, 3, 0) == 3
 
 
-def test_k_above_the_controllers_is_served() -> None:
+def test_a_k_above_the_controllers_is_served() -> None:
     fixed = FixedLength(experienced(), 2 * MOST)
     rng = random.Random(1)
     for _ in range(50):
@@ -242,7 +242,7 @@ def test_k_above_the_controllers_is_served() -> None:
     assert fixed.controller.round_seconds is not None
 
 
-def test_fixed_rounds_alone_are_measured_and_compared() -> None:
+def test_fixed_k_rounds_are_measured_and_compared() -> None:
     controller = Controller(MOST)
     fixed = FixedLength(controller, 4)
     run(fixed, 0.98, 100, random.Random(1))
@@ -269,7 +269,7 @@ def test_copies_without_a_draft_are_weighed() -> None:
     assert length_of(policy, 12, MOST, 0) >= 4
 
 
-def test_sequence_without_a_draft_chooses_no_more() -> None:
+def test_a_sequence_without_a_draft_chooses_no_k() -> None:
     controller = experienced()
     policy = GoodputPolicy(controller, MOST)
     run(policy, 0.9, 50, random.Random(1))

@@ -55,7 +55,7 @@ def stretches(length: int, seed: int) -> list[bool]:
 
 
 @pytest.mark.parametrize("k", range(1, MOST + 1))
-def test_every_text_is_dealt_out_as_it_would_be_decoded(k: int) -> None:
+def test_replayed_rounds_equal_decoding_the_text(k: int) -> None:
     """Where each token was judged, for proposals were long enough."""
     for start in itertools.product((True, False), repeat=9):
         text = [*start, False]
@@ -67,7 +67,7 @@ def test_every_text_is_dealt_out_as_it_would_be_decoded(k: int) -> None:
 
 
 @pytest.mark.parametrize("seen", [2, 4, 8])
-def test_what_one_k_shows_says_what_every_k_makes(seen: int) -> None:
+def test_one_k_predicts_every_k(seen: int) -> None:
     text = stretches(60_000, 1)
     expected = after(text, seen).expected(MOST)
     off = [expected[k] / tokens_a_round(text, k) for k in range(1, MOST + 1)]
@@ -75,7 +75,7 @@ def test_what_one_k_shows_says_what_every_k_makes(seen: int) -> None:
     assert min(off) > 0.98
 
 
-def test_counting_by_position_would_not() -> None:
+def test_counting_by_position_mispredicts() -> None:
     """The error that this is for: 8 draft tokens make 4 look a tenth worse than they are, and 2 make 8 look
     better."""
     text = stretches(60_000, 1)
@@ -92,13 +92,13 @@ def test_counting_by_position_would_not() -> None:
 
 @pytest.mark.parametrize("rate", [0.2, 0.6, 0.9])
 @pytest.mark.parametrize("seen", [2, 6])
-def test_where_tokens_are_all_alike_it_is_the_formula(rate: float, seen: int) -> None:
+def test_independent_tokens_give_the_formula(rate: float, seen: int) -> None:
     rng = random.Random(7)
     text = [rng.random() < rate for _ in range(60_000)]
     assert after(text, seen).expected(MOST) == pytest.approx(expected_tokens([rate] * MOST), rel=0.02)
 
 
-def test_a_new_pool_is_middling_and_a_new_sequence_is_like_its_pool() -> None:
+def test_new_pools_start_at_the_prior_and_children_at_the_pool() -> None:
     pool = ReplayedAcceptance(500)
     assert pool.expected(MOST) == pytest.approx(expected_tokens([PRIOR_RATE] * MOST))
     for _ in range(1000):
@@ -107,7 +107,7 @@ def test_a_new_pool_is_middling_and_a_new_sequence_is_like_its_pool() -> None:
     assert pool.child(40, PRIOR_TOKENS).expected(MOST) == pytest.approx(pool.expected(MOST))
 
 
-def test_sequences_that_take_turns_do_not_make_a_text_together() -> None:
+def test_interleaved_sequences_are_replayed_separately() -> None:
     pool = ReplayedAcceptance(math.inf)
     pool.expected(MOST)
     good, bad = pool.child(math.inf, PRIOR_TOKENS), pool.child(math.inf, PRIOR_TOKENS)
@@ -119,7 +119,7 @@ def test_sequences_that_take_turns_do_not_make_a_text_together() -> None:
     assert pool.rounds[MOST - 1] == good.rounds[MOST - 1] + bad.rounds[MOST - 1]
 
 
-def test_what_is_recent_counts_more() -> None:
+def test_recent_verdicts_weigh_more() -> None:
     seen = ReplayedAcceptance(20)
     for _ in range(200):
         seen.observe(1, 1)
@@ -129,7 +129,7 @@ def test_what_is_recent_counts_more() -> None:
     assert seen.expected(1)[1] < 1 + PRIOR_RATE - 0.2
 
 
-def test_more_draft_tokens_than_were_asked_for_until_now_are_taken_from_others() -> None:
+def test_untried_longer_proposals_use_the_pools_rate() -> None:
     pool = ReplayedAcceptance(500)
     for _ in range(300):
         pool.child(200, PRIOR_TOKENS).observe(MOST, MOST)
@@ -141,7 +141,7 @@ def test_more_draft_tokens_than_were_asked_for_until_now_are_taken_from_others()
     assert one.expected(2) == one.expected(MOST)[:3]
 
 
-def test_it_never_says_that_more_draft_tokens_make_fewer_tokens() -> None:
+def test_expected_tokens_grow_with_k() -> None:
     rng = random.Random(5)
     seen = ReplayedAcceptance(12, prior_tokens=1e-3)
     for _ in range(500):
