@@ -155,7 +155,7 @@ class Coordinator:
         if not served and self._last_target is not None:
             return self._last_target
         if not served:
-            raise UnavailableError("no target worker is there yet")
+            raise UnavailableError("no target worker is available yet")
         return min(served, key=lambda each: (each[0], each[1].max_model_len))[1]
 
     @property
@@ -447,7 +447,7 @@ class Coordinator:
             async with asyncio.timeout(self.config.recovery_timeout):
                 await self._target_found.wait()
         except TimeoutError:
-            raise UnavailableError("no target worker is there") from None
+            raise UnavailableError("no target worker is available") from None
 
     def _admit(self, link: Link, info: common_pb2.WorkerInfo) -> None:
         """Raises PacelineError for a worker that cannot serve here, naming both values."""

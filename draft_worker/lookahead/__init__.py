@@ -1,1 +1,1 @@
-"""Drafts ahead of verdicts and rounds: branches for likely outcomes, prompts before anybody asks."""
+"""Drafts ahead of verdicts and rounds: branches for likely outcomes, and prompts before the first round."""

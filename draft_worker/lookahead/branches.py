@@ -1,19 +1,19 @@
 """The branches of one sequence: drafts for the likely outcomes of the verification in progress.
 
-After its proposal d1..dK of a round with a ledger of n tokens, the draft would idle until the verdict
-(a, t): a draft tokens accepted, then t. Instead it feeds dK, ranks the possible t after every prefix
-d1..da by the scores it draws by (in coupled mode those include the target's own noise, so its guess is
-right whenever both models agree), and drafts K tokens for the likeliest outcomes, a few at a time, until
-the verdict arrives. When the verdict is one of them, the proposal is ready: a hit.
+After its proposal d1..dK of a round with a ledger of n tokens, the draft would idle until the verdict (a, t):
+a draft tokens accepted, then t. Instead it feeds dK and ranks the possible t after every prefix d1..da by its
+scores. (In coupled mode the scores include the target's own noise, so the guess is right whenever both models
+agree.) It drafts K tokens for the likeliest outcomes, a few at a time, until the verdict arrives. If the
+verdict is one of them, the proposal is ready: a hit.
 
-Where the drafter draws chains, the outcomes about as likely as the likeliest one share a call, and the call
-that feeds dK goes on with its own guess of what follows, which is mostly the likeliest outcome of all. Where
-such guesses come true again and again, that branch grows by another round during the verification: its
-suffix. When the outcome comes true, the draft of the round after it is ready too (`suffix`,
-`adopt_suffix`). Without chains all branches share passes, and a finished one makes room for the next.
+If the drafter draws chains, the outcomes about as likely as the likeliest one share a call, and the call that
+feeds dK continues with its own guess of the next token, which is usually the likeliest outcome of all. If
+such guesses come true repeatedly, that branch grows by another round during the verification: its suffix.
+When the outcome comes true, the draft of the round after it is ready too (`suffix`, `adopt_suffix`). Without
+chains all branches share passes, and a finished one makes room for the next.
 
-A branch draws with the noise of the round it foresees, so a proposal taken from a branch is the one that
-would have been drafted without it. No emitted token depends on any of this.
+A branch draws with the noise of the round it foresees, so a proposal from a branch equals the one that would
+have been drafted without it. No emitted token depends on branches.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from paceline.core.types import Outcome, Proposal
 from paceline.engine.scheduling.sequences import HeldSequence
 
 MIN_PROPOSAL = 2
-"""Tokens from which on a continuation is worth verifying although it is not finished."""
+"""Number of tokens from which an unfinished continuation is worth verifying."""
 SIMILAR = 0.2
 """An outcome shares a chain call with the likeliest one if it is at least this much as likely."""
 
 
 @dataclass(slots=True, eq=False)
 class DraftBranch:
-    """One branch: the drafter's state of it, and the draft on it."""
+    """One branch: the drafter's state of it, and its draft."""
 
     state: BranchState
     draft: PartialDraft
     extended: PartialDraft | None = None
-    """The draft's tokens again, then the bonus that would follow them, then the draft of the round after."""
+    """The draft's tokens again, then the bonus that would follow them, then the draft of the next round."""
 
     @property
     def current(self) -> PartialDraft:
-        """The draft whose tokens are drawn now, or were drawn last."""
+        """The draft whose tokens are being drawn, or were drawn last."""
         return self.draft if self.extended is None else self.extended
 
 
@@ -60,16 +60,15 @@ class SequenceBranches:
     drawn: list[Drawn]
     """The proposal that is being verified."""
     depth: int
-    """Draft tokens of a branch."""
+    """Number of draft tokens of a branch."""
     tape: NoiseTape
-    """Noise of K + 1 + `depth` positions from `base_length` on: of this round and of every possible next
-    one."""
+    """Noise of K + 1 + `depth` positions from `base_length` on: of this and every possible next round."""
     fan_out: FanOut
-    """Says which outcomes are likely."""
+    """Estimates the likelihood of outcomes."""
     chained: bool
-    """The drafter draws chains of this sequence."""
+    """True if the drafter draws chains of this sequence."""
     max_len: int
-    """Tokens that a branch may take in."""
+    """Maximum tokens of a branch."""
     min_likelihood: float = WORTH_DRAFTING
     """Least likelihood of an outcome that gets a branch."""
     outcomes: list[RankedOutcome] = field(init=False)
@@ -77,25 +76,24 @@ class SequenceBranches:
     region: BranchRegion = field(init=False)
     base_length: int = field(init=False)
     last_entry: DraftBranch | None = field(init=False)
-    """Feeds dK and ranks the tokens that may follow it; None once that is done, and where no outcome needs
-    it."""
+    """Feeds dK and ranks the tokens after it; None once that is done, or if no outcome needs it."""
     bonus_guesses: tuple[int, ...] = ()
     branches: dict[Outcome, DraftBranch] = field(default_factory=dict)
     sent: dict[Outcome, int] = field(default_factory=dict)
-    """How many tokens of a branch the coordinator has."""
+    """Number of tokens of each branch that the coordinator has."""
     repeat_likelihood: float = 0.0
-    """How likely the likeliest outcome is to come true twice in a row; 0 where it may not be drafted for."""
+    """Likelihood that the likeliest outcome comes true twice in a row; 0 if it may not be drafted for."""
     _begun: set[tuple[int, int]] = field(default_factory=set)
     """Outcomes with a branch, by (accepted draft tokens, rank)."""
     _max_branches: int = field(init=False)
-    """Branches there is room for."""
+    """Number of branches that have room."""
     _bonus_pending: bool = field(init=False)
-    """`last_entry` is to be the branch of the likeliest bonus as well, and has not begun."""
+    """True if `last_entry` is also to be the branch of the likeliest bonus, and has not begun."""
     _after_draft: BranchState = field(init=False)
-    """After all tokens up to dK."""
+    """State after all tokens up to dK."""
 
     def __post_init__(self) -> None:
-        """Raises ResourceExhaustedError when there is no room for branches."""
+        """Raises ResourceExhaustedError if there is no room for branches."""
         session, k = self.held.session, len(self.drawn)
         fitting = (self.drafter.free_entries - 2) // self.depth - 1
         ranked = self.fan_out.ranked(self.margins, min_likelihood=self.min_likelihood)
@@ -119,7 +117,7 @@ class SequenceBranches:
 
     @property
     def margins(self) -> list[float]:
-        """Of the proposal's tokens."""
+        """Margins of the proposal's tokens."""
         return [d.margin for d in self.drawn]
 
     def guesses(self, accepted: int) -> tuple[int, ...]:
@@ -129,9 +127,9 @@ class SequenceBranches:
         return self.drawn[accepted].others[:MAX_RANK]
 
     def accepted_by(self, ledger: Sequence[int]) -> int | None:
-        """How many draft tokens were accepted by the verdict that led to this ledger.
+        """Number of draft tokens accepted by the verdict that led to this ledger.
 
-        None when no verdict on this proposal did: the round went on without it.
+        None if the ledger does not follow from a verdict on this proposal.
         """
         accepted = len(ledger) - self.base_length - 1
         if not 0 <= accepted <= len(self.drawn):
@@ -140,7 +138,7 @@ class SequenceBranches:
         return accepted if grown == [d.token_id for d in self.drawn[:accepted]] else None
 
     def rank(self, accepted: int, next_token: int) -> int | None:
-        """Rank of a verdict's next token among the guesses; None where it is not among them."""
+        """Rank of a verdict's next token among the guesses; None if it is not among them."""
         guesses = self.guesses(accepted)
         return guesses.index(next_token) if next_token in guesses else None
 
@@ -150,7 +148,7 @@ class SequenceBranches:
             self.outcomes.clear()
             self.repeat_likelihood = 0.0
         unfinished = self._unfinished()
-        # A chain that was cancelled is finished before others begin.
+        # A cancelled chain is finished before others begin.
         return (
             unfinished
             if self.chained and unfinished
@@ -184,14 +182,14 @@ class SequenceBranches:
 
     @property
     def _to_extend(self) -> DraftBranch | None:
-        """The branch of the likeliest outcome, where it is complete and worth the draft of another round."""
+        """The branch of the likeliest outcome, if it is complete and worth the draft of another round."""
         if not (self.repeat_likelihood and self.bonus_guesses):
             return None
         branch = self.branches.get(Outcome(len(self.drawn), self.bonus_guesses[0]))
         return branch if branch is not None and branch.draft.complete else None
 
     def _extend(self, branch: DraftBranch) -> DraftBranch:
-        """Let it draft as if its round were accepted too."""
+        """Let the branch continue as if its round were accepted too."""
         first, steps = branch.draft, 2 * self.depth + 1
         tape = NoiseTape.record(first.params, self.base_length + len(self.drawn) + 1, steps)
         branch.extended = PartialDraft(first.params, first.ledger, steps, tape, list(first.drawn))
@@ -213,7 +211,7 @@ class SequenceBranches:
         return branch
 
     def _unfinished(self) -> list[DraftBranch]:
-        """Branches that were begun and are not complete."""
+        """Branches that have begun and are not complete."""
         first = [self.last_entry] if self.last_entry is not None and not self._bonus_pending else []
         return [*first, *(branch for branch in self.branches.values() if not branch.current.complete)]
 
@@ -223,13 +221,13 @@ class SequenceBranches:
         return bool(self.outcomes) or self._to_extend is not None or bool(self._unfinished())
 
     def add_drawn(self, branch: DraftBranch, drawn: Iterable[Drawn]) -> None:
-        """Keep the tokens that were drawn on a branch, at least one."""
+        """Add one or more drawn tokens to a branch."""
         branch.current.drawn.extend(drawn)
         if branch is self.last_entry:
             self._rank_bonus(branch)
 
     def _rank_bonus(self, fed: DraftBranch) -> None:
-        """dK was fed: what may follow it is known, and maybe a draft after the likeliest bonus."""
+        """dK was fed: rank the tokens after it, and add a draft after the likeliest bonus, if any."""
         k = len(self.drawn)
         bonus, *after = fed.draft.drawn[k:]
         self.last_entry, self.bonus_guesses = None, (bonus.token_id, *bonus.others)
@@ -237,21 +235,21 @@ class SequenceBranches:
         if fed.draft.k > k + 1:
             branch = self._open(k, bonus.token_id, 0)
             branch.state, branch.draft.drawn = fed.state, after
-        # With uniforms of its own, the draft's margin says nothing of the target's choice of the bonus.
+        # With uniforms of its own, the draft's margin does not predict the target's choice of the bonus.
         margin = bonus.margin if self.tape.uniforms is None else None
         likely = self.fan_out.ranked(self.margins, margin, self.min_likelihood)
         self.outcomes = [o for o in likely if (o.accepted, o.rank) not in self._begun]
         del self.outcomes[max(0, self._max_branches - len(self._begun)) :]
 
     def suffix(self, branch: DraftBranch) -> list[Drawn]:
-        """The tokens drawn beyond a branch's draft, the first of which is the bonus after it."""
+        """The tokens drawn beyond a branch's draft, of which the first is the bonus after it."""
         return [] if branch.extended is None else branch.extended.drawn[self.depth :]
 
     def adopt_suffix(self, drawn: Sequence[Drawn], source: BranchState) -> None:
-        """Take over the suffix of the branch that became this round's proposal: `last_entry` is drawn then.
+        """Take over the suffix of the branch that became this round's proposal: `last_entry` is then drawn.
 
-        `source` is that branch's state. Nothing happens where no branch would begin with the suffix.
-        Raises what the drafter does; nothing has changed then.
+        `source` is that branch's state. Nothing happens if no branch would begin with the suffix. Raises the
+        drafter's errors, without any change.
         """
         branch = self.last_entry
         if not (self._bonus_pending and drawn and branch is not None):
@@ -262,20 +260,20 @@ class SequenceBranches:
         self.add_drawn(branch, drawn[:count])
 
     def give_up(self, branch: DraftBranch) -> None:
-        """The branch's logits are no distribution."""
+        """Drop a branch whose logits are not a distribution."""
         if branch.extended is not None:
             branch.extended = None
             return
         if branch is self.last_entry:
-            self.last_entry = None  # without guesses its outcomes get no branches
+            self.last_entry = None  # without guesses, its outcomes get no branches
         self.branches = {outcome: other for outcome, other in self.branches.items() if other is not branch}
 
     def continuations(self) -> Continuations | None:
-        """Proposals that the coordinator does not have yet: of complete branches, or of some length.
+        """Proposals that the coordinator does not have yet: of complete branches, or of a minimum length.
 
-        A short proposal in time is worth more than a long one that is late, so each branch is sent up to
-        twice. None where nothing is new, and where proposals carry distributions: those would be most of the
-        traffic, and the branch still answers the next round without a pass.
+        A short proposal in time is worth more than a long late one, so each branch is sent up to twice. None
+        if nothing is new, or if proposals carry distributions: those would be most of the traffic, and the
+        branch still answers the next round without a pass.
         """
         new = {
             outcome: branch.draft

@@ -1,10 +1,10 @@
-"""Which outcomes of a verification are worth drafting for: a pure decision on counts.
+"""Decides which outcomes of a verification are worth drafting for: a pure decision on counts.
 
-An outcome is (a, t): a draft tokens accepted, then the next token t. For every a the draft ranks the
-possible t; this decides how many of them get a branch. How likely an outcome is follows from how sure the
-draft was of each token (its margin: its score less the best other one's), from how often tokens of such
-margins were accepted, and from the ranks that next tokens had among the draft's guesses. Every verdict
-updates both. They start from the figures of a middling pair.
+An outcome is (a, t): a draft tokens accepted, then the next token t. For every a the draft ranks the possible
+t, and this module decides how many of them get a branch. The likelihood of an outcome depends on three
+things: the draft's margin at each token (its score minus the best other one's), the acceptance rate of tokens
+with such margins, and the ranks of earlier next tokens among the draft's guesses. Every verdict updates the
+rates and the ranks, which start from the figures of an average pair.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ MAX_RANK = 8
 WORTH_DRAFTING = 0.04
 """A branch for a less likely outcome costs more, in passes that slow the verification, than it saves."""
 WORTH_A_ROW = 0.1
-"""The same where each row adds to the time of a pass: branches of likelier outcomes are later for it."""
+"""The threshold if each row adds to the time of a pass and so delays branches of likelier outcomes."""
 MARGINS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
-"""Bounds between the kinds of margins. Scores are log-probabilities and noise of that size."""
+"""Bounds between the classes of margins. Scores are log-probabilities and noise of that size."""
 PRIOR_ACCEPTANCE = (0.42, 0.48, 0.62, 0.76, 0.88, 0.95, 0.98)
-"""Share of accepted draft tokens, of those that a verdict judged, by the kind of their margins."""
+"""Prior acceptance of judged draft tokens, by margin class."""
 PRIOR_TOKENS = 6.0
-"""Weight of that prior, in draft tokens of a kind."""
+"""Weight of that prior, in draft tokens of a class."""
 PRIOR_WEIGHT = 20.0
 AFTER_REJECTION = (0.42, 0.20, 0.10, 0.06, 0.04, 0.03, 0.02, 0.02)
-"""Rank of the target's token among the draft's guesses when the first guess was wrong."""
+"""Prior rank of the target's token among the draft's guesses if the first guess was wrong."""
 AFTER_ALL = (0.72, 0.12, 0.05, 0.03, 0.02, 0.01, 0.01, 0.01)
-"""The same for the bonus, of which no guess was judged."""
+"""The same for the bonus token, for which no guess was judged."""
 
 
 class RankedOutcome(NamedTuple):
-    """What a verdict may be: `accepted` draft tokens, then the token at `rank` of the draft's guesses."""
+    """A possible verdict: `accepted` draft tokens, then the token at `rank` of the draft's guesses."""
 
     likelihood: float
     accepted: int
@@ -59,18 +59,18 @@ class _Ranks:
 
 @dataclass(slots=True)
 class FanOut:
-    """Learns from the verdicts which outcomes the next ones are likely to have."""
+    """Learns from verdicts which outcomes are likely."""
 
     _after_rejection: _Ranks = field(default_factory=lambda: _Ranks(AFTER_REJECTION))
     _after_all: _Ranks = field(default_factory=lambda: _Ranks(AFTER_ALL))
     _tested: list[float] = field(default_factory=lambda: [0.0] * len(PRIOR_ACCEPTANCE))
-    """Draft tokens that verdicts judged, by the kind of their margins."""
+    """Judged draft tokens, by margin class."""
     _accepted: list[float] = field(default_factory=lambda: [0.0] * len(PRIOR_ACCEPTANCE))
 
     def observe(self, num_accepted: int, margins: Sequence[float], rank: int | None) -> None:
         """Learn from a verdict on draft tokens with these margins.
 
-        `rank` None when the next token was not among the first guesses.
+        `rank` is None if the next token was not among the first guesses.
         """
         everything = num_accepted == len(margins)
         self._tested = [n * FORGET for n in self._tested]
@@ -90,12 +90,12 @@ class FanOut:
     def ranked(
         self, margins: Sequence[float], bonus: float | None = None, min_likelihood: float = WORTH_DRAFTING
     ) -> list[RankedOutcome]:
-        """The outcomes after draft tokens with these margins that are likely enough, likeliest first.
+        """The sufficiently likely outcomes after draft tokens with these margins, likeliest first.
 
-        `bonus` is the margin of the draft's guess of the token after them, where it is known and the target
-        chooses that token as it does the others.
+        `bonus` is the margin of the draft's guess of the next token, if it is known and the target chooses
+        that token as it does the others.
         """
-        # Shares of the other guesses, best first, where the draft's first one is wrong.
+        # Shares of the other guesses, best first, if the draft's first one is wrong.
         others = [self._after_rejection.share(rank) for rank in range(MAX_RANK)]
         reach, outcomes = 1.0, []
         for a, margin in enumerate(margins):

@@ -1,4 +1,4 @@
-"""Drafts ahead while verdicts are awaited: schedules the branches of all sequences, adopts and frees them."""
+"""Drafts ahead while verdicts are awaited: schedules, adopts and frees the branches of all sequences."""
 
 from __future__ import annotations
 
@@ -60,27 +60,27 @@ class Lookahead:
         self._clock = clock
         self._by_sequence: dict[str, SequenceBranches] = {}
         self._adopted: dict[str, Work] = {}
-        """Branches with a suffix that became a round's proposal, until that round has branches itself."""
+        """Adopted branches with a suffix, until the round that they became the proposal of has branches."""
         self._answered: dict[str, AnsweredRound] = {}
-        """Rounds that have no branches yet."""
+        """Rounds without branches yet."""
         self.has_unsent = False
-        """Branches grew, and the coordinator has not been told."""
+        """True if branches grew and the coordinator has not been sent the tokens."""
         self._fan_outs: dict[tuple[AcceptanceMode, bool], FanOut] = {}
         self._cancel = CancelToken()
         self.rounds = 0
-        """Rounds that followed a verdict a branch could have foreseen."""
+        """Number of rounds that followed a verdict for which branches could have been drafted."""
         self.hits = 0
-        """Those that a branch foresaw, complete or not."""
+        """Number of those rounds that a branch foresaw, complete or not."""
 
     @property
     def has_work(self) -> bool:
-        """True while there is something to draft, or to send."""
+        """True while there are tokens to draft or to send."""
         wants_passes = any(branches.wants_passes for branches in self._by_sequence.values())
         return bool(self._answered) or self.has_unsent or wants_passes
 
     @property
     def regions(self) -> list[BranchRegion]:
-        """Everything that branches take from the drafter."""
+        """All regions that branches hold."""
         return [branches.region for branches in self._with_regions]
 
     @property
@@ -88,7 +88,7 @@ class Lookahead:
         return [*self._by_sequence.values(), *(branches for branches, _ in self._adopted.values())]
 
     def reset_cancel(self) -> None:
-        """Called before waiting commands are taken up."""
+        """Call before waiting commands are processed."""
         self._cancel.reset()
 
     def interrupt(self) -> None:
@@ -96,11 +96,11 @@ class Lookahead:
         self._cancel.cancel()
 
     def begin(self, command: DraftRound, held: HeldSequence[DraftProposal], draft: PartialDraft) -> None:
-        """Look ahead of a round's verdict, if there is time and length for it.
+        """Look ahead of a round's verdict, if time and length permit.
 
         Branches begin with the next step, after the proposal was sent.
         """
-        # Every token of the longest branch, and one more, must fit into the model's length.
+        # The longest branch and one more token must fit into the model's length.
         base, k, depth = command.base_length, draft.k, command.num_lookahead_tokens or draft.k
         if self._branches_each() and base + k + depth + 1 <= self._max_model_len:
             self._answered[command.sequence_id] = AnsweredRound(command, held, draft)
@@ -108,7 +108,7 @@ class Lookahead:
             self._release_adopted(command.sequence_id)
 
     def _open_branches(self) -> None:
-        """Make room for the branches of answered rounds, as far as there is memory."""
+        """Make room for the branches of answered rounds, as far as memory permits."""
         for sequence_id, (command, held, draft) in self._answered.items():
             k, depth = draft.k, command.num_lookahead_tokens or draft.k
             tape = NoiseTape.record(held.session.params, command.base_length, k + depth + 1)
@@ -127,28 +127,28 @@ class Lookahead:
         self._answered.clear()
 
     def _release_adopted(self, sequence_id: str) -> None:
-        """The suffix of an adopted branch is taken over, or of no use any more."""
+        """Release an adopted branch whose suffix is taken over or no longer useful."""
         adopted = self._adopted.pop(sequence_id, None)
         if adopted is not None:
             adopted[0].region.free()
 
     def _fan_out(self, held: HeldSequence[DraftProposal]) -> FanOut:
-        """The statistics of requests that are sampled and judged alike."""
+        """The statistics of requests with the same sampling and acceptance mode."""
         params = held.session.params
         return self._fan_outs.setdefault((params.mode, params.sampling.greedy), FanOut())
 
     def _branches_each(self) -> int:
-        """Branches a sequence may have: with many sequences there is no idle time to fill."""
+        """Maximum branches of a sequence: with many sequences there is no idle time to fill."""
         num_sequences = len(self._drafter.sequences)
         if num_sequences > self._config.lookahead_sequences:
             return 0
         return self._config.lookahead_branches // max(1, num_sequences)
 
     def step(self) -> list[DraftEvent]:
-        """Draw on branches, for no longer than a round that arrives can wait."""
+        """Draw on branches, for no longer than an arriving round can wait."""
         self._open_branches()
         self.has_unsent = False
-        if events := self._continuations():  # of adopted suffixes, and of what grew while a command came
+        if events := self._continuations():  # of adopted suffixes, and tokens drawn while a command arrived
             return events
         width = self._branches_each()
         work = [
@@ -156,7 +156,7 @@ class Lookahead:
             for branches in self._by_sequence.values()
             for branch in branches.next_branches(width)
         ]
-        del work[self._config.max_batch_tokens :]  # the rest waits for the next steps
+        del work[self._config.max_batch_tokens :]  # the rest waits for later steps
         if not work:
             return []
         try:
@@ -168,12 +168,12 @@ class Lookahead:
             self.free()
             return []
         if self._cancel.cancelled:
-            self.has_unsent = True  # the command may be the verdict: then these are of no use any more
+            self.has_unsent = True  # the command may be the verdict, which makes these tokens useless
             return []
         return self._continuations()
 
     def _continuations(self) -> list[DraftEvent]:
-        """What is new for the coordinator."""
+        """The tokens that the coordinator does not have yet."""
         by_sequence = self._by_sequence.values()
         return [event for branches in by_sequence if (event := branches.continuations()) is not None]
 
@@ -218,14 +218,14 @@ class Lookahead:
     def adopt(self, command: DraftRound, held: HeldSequence[DraftProposal]) -> list[Drawn]:
         """The tokens of the branch that foresaw the verdict; its state becomes the sequence's.
 
-        Empty where no branch did. The other branches are freed.
+        Empty if no branch did. The other branches are freed.
         """
         branches = self._remove(command.sequence_id)
         if branches is None:
             return []
         branch = self._foreseen(branches, held)
         drawn = [] if branch is None else self._adopt(branch, command, held)
-        # After a proposal that is cut short or not complete, a suffix is of no use.
+        # A suffix is useless after a proposal that is shortened or incomplete.
         whole = len(drawn) == branches.depth == command.num_draft_tokens
         if branch is not None and branches.suffix(branch) and whole:
             self._adopted[command.sequence_id] = branches, branch
@@ -261,19 +261,19 @@ class Lookahead:
         return drawn
 
     def discard(self, sequence_id: str) -> None:
-        """Give up the branches of a sequence."""
+        """Free the branches of a sequence."""
         branches = self._remove(sequence_id)
         if branches is not None:
             branches.region.free()
 
     def _remove(self, sequence_id: str) -> SequenceBranches | None:
-        """A sequence's branches, if it has any; everything else of it is given up."""
+        """Remove and return a sequence's branches, if any; its other lookahead state is dropped."""
         self._answered.pop(sequence_id, None)
         self._release_adopted(sequence_id)
         return self._by_sequence.pop(sequence_id, None)
 
     def free(self) -> bool:
-        """Give up all branches; False when there were none."""
+        """Free all branches; returns False if there were none."""
         found = self._with_regions
         for branches in found:
             branches.region.free()
@@ -284,13 +284,13 @@ class Lookahead:
 
 @contextlib.contextmanager
 def _survived(what: str, sequence_id: str) -> Iterator[None]:
-    """Suppresses errors of one sequence's branches: they only save time.
+    """Suppress errors of one sequence's branches, which only save time.
 
-    Raises what a device raises that can compute no more.
+    Raises the error of a device that can no longer compute.
     """
     try:
         yield
     except ResourceExhaustedError:
         pass
     except Exception as error:
-        own_error(error, what, sequence_id)  # logs it; nobody waits for an answer
+        own_error(error, what, sequence_id)  # logs the error; no answer is expected

@@ -1,8 +1,8 @@
-"""Prefills prompts before a round asks, so that the draft has its entries when the target has its own.
+"""Prefills prompts before a round asks, so that the draft's entries are ready when the target's are.
 
 A sequence is opened while the target prefills it if its next round will ask for draft tokens. A draft on its
-own device or core would wait meanwhile. Nobody waits for this prefill: it runs in short passes, rounds go
-first, and an error is left to the round, which feeds what is missing.
+own device or core would otherwise be idle. This prefill has low priority: it runs in short passes, rounds go
+first, and an error is left to the round, which feeds the missing tokens.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from paceline.engine.scheduling.sequences import HeldSequence
 from paceline.telemetry.worker import Passes
 
 ROWS = 64
-"""Rows of one pass at most: a round that arrives waits for the pass. While other sequences are held, no more
-than a pass of rounds prefills beside them."""
+"""Maximum rows of a pass, because an arriving round waits for the pass. While other sequences are held, at
+most as many rows as in a mixed pass of rounds are used."""
 
 
 class PrefillAhead:
-    """The sequences that were opened and that no round has asked for yet."""
+    """Opened sequences that no round has asked for yet."""
 
     def __init__(
         self,
@@ -33,8 +33,10 @@ class PrefillAhead:
         max_rows: int,
         max_mixed_rows: int | None,
     ) -> None:
-        """`free_branches`, `passes`: as for `Drafter.step`. `max_rows`: of any pass. `max_mixed_rows`: rows
-        of prefill in a pass that other sequences wait for."""
+        """`free_branches`, `passes`: as for `Drafter.step`. `max_rows`: maximum rows of a pass.
+
+        `max_mixed_rows`: maximum rows of prefill in a pass that other sequences wait for.
+        """
         self._drafter = drafter
         self._free_branches = free_branches
         self._passes = passes
@@ -47,7 +49,7 @@ class PrefillAhead:
 
     @property
     def has_work(self) -> bool:
-        """True while a prompt is not complete."""
+        """True while a prompt is incomplete."""
         return bool(self._waiting)
 
     def add(self, sequence_id: str) -> None:
@@ -56,14 +58,14 @@ class PrefillAhead:
         self._seconds[sequence_id] = 0.0
 
     def remove(self, sequence_id: str) -> float:
-        """A round takes the sequence over, or it is closed; returns the seconds spent on it."""
+        """Remove a sequence that a round takes over or that is closed; returns the seconds spent on it."""
         self._waiting.pop(sequence_id, None)
         return self._seconds.pop(sequence_id, 0.0)
 
     def step(self) -> None:
-        """One pass over the sequence that was opened first."""
+        """Run one pass over the sequence that was opened first."""
         sequence_id, held = next(iter(self._waiting.items()))
-        # Made anew each time: a round of another sequence may have taken its blocks.
+        # Made anew each time, because a round of another sequence may have taken its blocks.
         job = Job(held, held.session.tokens[held.num_computed_tokens :], rows=1, arrived=self._clock())
         if job.feed:
             result = self._drafter.step(

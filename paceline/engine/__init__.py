@@ -1,1 +1,1 @@
-"""Running a Hugging Face decoder on a paged KV cache with ragged batches."""
+"""Runs a Hugging Face decoder on a paged KV cache with ragged batches."""

@@ -1,4 +1,4 @@
-"""The tensors of a paged KV cache, one pair a layer, and how many blocks fit into memory."""
+"""The tensors of a paged KV cache, one pair a layer, and the number of blocks that fit into memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.kv import BlockPool, CopyBlock
 DEFAULT_BLOCK_SIZE: Final = 16
 
 _MEMORY_SHARE: Final = {"cpu": 0.25, "cuda": 0.85}
-"""Part of the free memory a cache takes by default. On the CPU others live there too."""
+"""Share of the free memory that a cache takes by default. On a CPU, other processes need memory too."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
-    """What one attention layer stores and sees, as observed in a forward pass."""
+    """Storage and visibility of one attention layer, as observed in a forward pass."""
 
     num_kv_heads: int
     key_dim: int
@@ -45,7 +45,7 @@ class PagedCache:
     """Entries of every layer, [num_blocks * block_size, width], and the pool of blocks.
 
     An entry is the keys of all heads, then their values: one write and one gather for both. Memory is not
-    cleared: attention reads only slots that hold an entry of a table or a branch, or get one in this pass.
+    cleared: attention reads only slots with an entry of a table or a branch, or slots written in this pass.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PagedCache:
         self.device = torch.device(device)
         slots = num_blocks * block_size
         alike = len({(layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in layers}) == 1
-        # Layers of one shape share a tensor [layers, slots, width], so that one call cuts all their views.
+        # Layers of one shape share a tensor [layers, slots, width], so that one call makes all their views.
         self._groups = [
             torch.empty(len(group), slots, group[0].width, dtype=dtype, device=self.device)
             for group in ([self.layers] if alike else [(layer,) for layer in self.layers])
@@ -72,17 +72,17 @@ class PagedCache:
         """Of each layer, [slots, width]."""
         parts = [layer.split(entries) for layer, entries in zip(self.layers, self.entries, strict=True)]
         self.keys = [keys for keys, _ in parts]
-        """Of each layer, [slots, kv_heads, key_dim]: a view."""
+        """Views of each layer, [slots, kv_heads, key_dim]."""
         self.values = [values for _, values in parts]
-        """Of each layer, [slots, kv_heads, value_dim]: a view."""
+        """Views of each layer, [slots, kv_heads, value_dim]."""
         halves = [layer.split(group) for layer, group in zip(self.layers, self._groups, strict=False)]
         self._by_head = [tuple(part.transpose(1, 2).unsqueeze(1) for part in pair) for pair in halves]
         self.flat = self._groups[0].view(len(self.layers), -1) if alike else None
-        """All entries, [layers, slots * width], where the layers are alike: a view."""
+        """A view of all entries, [layers, slots * width], if all layers have one shape."""
         on_host = self.device.type == "cpu"
         self._bytes = [group.view(torch.uint8).numpy() for group in self._groups] if on_host else []
-        """On a CPU each group as bytes, [layers, slots, width in bytes]: numpy copies a few rows of whatever
-        type in half the time that torch takes to be asked."""
+        """On a CPU, each group as bytes, [layers, slots, width in bytes]: numpy copies a few rows of any type
+        in half the time of a torch call."""
         self.windows = [layer.window for layer in self.layers]
         self.bytes_per_block = bytes_per_block(self.layers, block_size, dtype)
 
@@ -91,7 +91,7 @@ class PagedCache:
         return [view for group in self._groups for view in group.narrow(1, start, stop - start).unbind(0)]
 
     def by_head(self, start: int, stop: int) -> list[tuple[Tensor, Tensor]]:
-        """The same as attention wants it: keys and values of each layer, [1, kv_heads, slots, dim]."""
+        """Views in attention's layout: keys and values of each layer, [1, kv_heads, slots, dim]."""
         views: list[tuple[Tensor, Tensor]] = []
         for keys, values in self._by_head:
             cut = (part.narrow(3, start, stop - start).unbind(0) for part in (keys, values))
@@ -100,12 +100,12 @@ class PagedCache:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool."""
+        """Number of blocks in the pool."""
         return self.pool.num_blocks
 
     @property
     def block_size(self) -> int:
-        """Entries in a block."""
+        """Number of entries in a block."""
         return self.pool.block_size
 
     @torch.inference_mode()
@@ -119,7 +119,7 @@ class PagedCache:
 
     @torch.inference_mode()
     def copy_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Copy every layer's entries of single slots onto others; no slot may be on both sides."""
+        """Copy every layer's entries of single slots to others; sources and destinations must be disjoint."""
         if not sources:
             return
         if self._bytes:
@@ -132,7 +132,7 @@ class PagedCache:
             group.index_copy_(1, write, group.index_select(1, read))
 
     def apply(self, copies: Sequence[CopyBlock]) -> None:
-        """Carry out the copies a block table asked for, in order."""
+        """Carry out the copies that a block table requested, in order."""
         for copy in copies:
             self.copy_block(copy.source, copy.destination)
 
@@ -145,7 +145,7 @@ def bytes_per_block(layers: Sequence[LayerLayout], block_size: int, dtype: torch
 def num_blocks_for(
     memory_bytes: int, layers: Sequence[LayerLayout], block_size: int, dtype: torch.dtype
 ) -> int:
-    """How many blocks fit into `memory_bytes`; raises InvalidArgumentError when not even one does."""
+    """Number of blocks that fit into `memory_bytes`; raises InvalidArgumentError if there are none."""
     block = bytes_per_block(layers, block_size, dtype)
     if memory_bytes < block:
         raise InvalidArgumentError(
@@ -155,7 +155,7 @@ def num_blocks_for(
 
 
 def default_memory_bytes(device: torch.device | str) -> int:
-    """The part of `device`'s free memory that a KV cache takes when nobody says how much."""
+    """The default bytes of a KV cache: a share of `device`'s free memory."""
     device = torch.device(device)
     share = _MEMORY_SHARE.get(device.type, 0.5)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""How much memory a cache may take, and whether the one that is asked for fits."""
+"""The memory of a cache: its default size, and checks of a requested size."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _GIB: Final = 1 << 30
 
 
 def memory_for_cache(device: torch.device, share: float | None) -> int:
-    """Bytes that a cache takes when nobody says how many blocks it has.
+    """Bytes for a cache whose number of blocks is not given.
 
-    `share` is the part of a GPU's whole memory that this process may fill with its weights, which are there,
-    and its cache. Without one the cache takes a fixed part of what is free.
+    `share` is the part of a GPU's total memory for this process: its weights, which are loaded, and its
+    cache. Without `share`, the cache takes a fixed part of the free memory.
 
-    Raises InvalidArgumentError naming `gpu_memory_utilization` where the share leaves no room, or is more
-    than is free.
+    Raises InvalidArgumentError naming `gpu_memory_utilization` if the share leaves no room or exceeds the
+    free memory.
     """
     if share is None:
         return default_memory_bytes(device)
     if device.type != "cuda":
-        # `auto` found no GPU. What was asked of one says nothing of this machine's memory.
+        # `auto` found no GPU, and a share of a GPU does not apply to this machine's memory.
         log.warning(
             "--gpu-memory-utilization is of a GPU, and this worker found none: it computes on %s", device
         )
@@ -52,7 +52,7 @@ def memory_for_cache(device: torch.device, share: float | None) -> int:
 
 
 def check_fits(num_blocks: int, block_size: int, block_bytes: int, device: torch.device) -> None:
-    """Raises InvalidArgumentError naming `num_blocks` for a cache that is larger than the free memory."""
+    """Raises InvalidArgumentError naming `num_blocks` if the cache exceeds the free memory."""
     free = _free_bytes(device)
     needed = num_blocks * block_bytes
     if free is not None and needed > free:
@@ -72,25 +72,25 @@ def check_before_weights(
     dtype: torch.dtype | None,
     trust_remote_code: bool,
 ) -> None:
-    """The same before the weights of the model `name` are loaded, which may take minutes.
+    """Run `check_fits` before the weights of the model `name` are loaded, which may take minutes.
 
-    Weights take their part of the memory later, so what passes here is checked again with them. A model whose
-    configuration does not tell what an entry holds passes.
+    The weights take memory later, so a cache that passes here is checked again with them. A model whose
+    configuration does not give the size of an entry passes.
     """
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except Exception as error:  # loading it in earnest says what is wrong
+    except Exception as error:  # loading the model reports the error
         log.debug("the cache of %s cannot be measured before its weights: %r", name, error)
         return
     width = numbers_per_position(config)
     if width is not None:
-        # The smallest of ours where the checkpoint's own is taken: what does not fit in it fits in none.
+        # The smallest dtype if the checkpoint's own is used: a cache too large for it fits in none.
         block_bytes = block_size * width * (dtype or torch.bfloat16).itemsize
         check_fits(num_blocks, block_size, block_bytes, device)
 
 
 def numbers_per_position(config: Any) -> int | None:
-    """Keys and values of one position over all layers; None for a model that keeps other ones than usual."""
+    """Keys and values of one position over all layers; None for a model with unusual ones."""
     text = config.get_text_config(decoder=True)
     unusual = any(getattr(text, name, None) for name in ("kv_lora_rank", "num_kv_shared_layers"))
     heads = getattr(text, "num_attention_heads", None)

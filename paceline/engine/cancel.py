@@ -1,4 +1,4 @@
-"""How one thread cancels what another one computes."""
+"""Lets one thread cancel the computation of another."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy.typing as npt
 
 
 class CancelToken:
-    """Cancels passes and chains: a chain ends with its step, a pass only before it is half done."""
+    """Cancels passes and chains: a chain ends with its step, a pass only before its halfway point."""
 
     def __init__(self) -> None:
         self.flag: npt.NDArray[np.int8] = np.zeros(1, dtype=np.int8)
-        """int8 [1], not 0 once cancelled; compiled code looks at it."""
+        """int8 [1], nonzero once cancelled; compiled code reads it."""
 
     @property
     def cancelled(self) -> bool:
@@ -23,6 +23,5 @@ class CancelToken:
         self.flag[0] = 1
 
     def reset(self) -> None:
-        """Called before the commands that wait are taken up, never after: a cancellation that came in between
-        would be lost."""
+        """Call before waiting commands are processed; later, a new cancellation would be lost."""
         self.flag[0] = 0

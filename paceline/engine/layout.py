@@ -1,7 +1,7 @@
-"""What one forward pass computes: its rows, where their entries go, and what each row sees. No tensors here.
+"""The layout of one forward pass: its rows, their cache slots, and their visible entries. No tensors here.
 
 One layout serves prompts, decode steps, verification rows, chains and branches, and every backend. A backend
-derives from it whatever its kernels read.
+derives the inputs of its kernels from it.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ class BranchInput:
     token_id: int
 
 
-@dataclass(slots=True)  # Not frozen, for that takes longer, and a pass has many.
+@dataclass(slots=True)  # not frozen: creation would take longer, and a pass has many
 class SequenceRows:
     """Consecutive rows of a pass at the end of one sequence, or of one branch of a sequence.
 
-    Its entries stand at positions [0, length): those of a block table first, then those of its own. A row at
-    position p sees the entries [0, p]; its own entry is the last of them.
+    Its entries are at positions [0, length): first those of a block table, then its own. A row at position p
+    sees the entries [0, p], of which the last is its own.
     """
 
     first: int
     """The index of its first row in the pass."""
     count: int
-    """Rows, at least 1."""
+    """Number of rows, at least 1."""
     start: int
     """The position of its first row."""
     length: int
-    """Entries, including those of its rows and those reserved for later steps of a chain."""
+    """Number of entries, including those of its rows and those reserved for later steps of a chain."""
     table: int
-    """Equal for the sequences of a pass that share a block table."""
+    """Equal for sequences of a pass that share a block table."""
     block_size: int
     base: int | None
-    """The slot of position 0 where the table's entries have consecutive slots."""
+    """The slot of position 0 if the table's entries have consecutive slots."""
     blocks: Sequence[int]
     """The table's blocks otherwise."""
     own: Sequence[int] = ()
-    """Slots of the last entries, where they are not in the table: a branch's. They may lie anywhere."""
+    """Slots of the last entries if they are not in the table, as for a branch. They may lie anywhere."""
 
     @property
     def stop(self) -> int:
-        """Entries there are once its rows are written."""
+        """Number of entries after its rows are written."""
         return self.start + self.count
 
     @property
     def shared(self) -> int:
-        """Entries that are in the table."""
+        """Number of entries in the table."""
         return self.length - len(self.own)
 
     def slots(self, start: int, stop: int) -> Indices:
@@ -80,7 +80,7 @@ class SequenceRows:
         return own if start >= shared else np.concatenate([self.slots_in_table(start, shared), own])
 
     def slots_in_table(self, start: int, stop: int) -> Indices:
-        """The same of positions whose entries are in the table."""
+        """Slots of positions [start, stop) whose entries are in the table."""
         if self.base is not None:
             return np.arange(self.base + start, self.base + stop)
         size = self.block_size
@@ -99,7 +99,7 @@ class SequenceRows:
 
 @dataclass(slots=True)
 class PassLayout:
-    """The rows of one pass, those of each sequence side by side."""
+    """The rows of one pass, grouped by sequence."""
 
     rows: Indices
     """int64 [3, R]: the token, the position and the slot to write of each row."""
@@ -110,19 +110,19 @@ class PassLayout:
 
     @classmethod
     def of_sequences(cls, inputs: Sequence[SequenceInput]) -> PassLayout:
-        """Tokens at the end of block tables, which hold a reservation for them."""
+        """Tokens at the end of block tables, with entries reserved for them."""
         if len(inputs) == 1:
             return cls._of_one(inputs[0])
         return cls._build([(item.table, item.token_ids, item.num_logits, 0) for item in inputs])
 
     @classmethod
     def of_branches(cls, inputs: Sequence[BranchInput]) -> PassLayout:
-        """One token at the end of each branch, which holds a reservation for it."""
+        """One token at the end of each branch, with an entry reserved for it."""
         return cls._build([(item.branch, (item.token_id,), 1, 0) for item in inputs])
 
     @classmethod
     def of_chains(cls, inputs: Sequence[ChainInput]) -> PassLayout:
-        """The rows of the first step of each chain; each end holds a reservation for all steps."""
+        """The rows of the first step of each chain, with entries reserved for all steps."""
         return cls._build([(item.end, item.token_ids, 1, item.steps - 1) for item in inputs])
 
     @classmethod
@@ -138,8 +138,8 @@ class PassLayout:
 
     @classmethod
     def _build(cls, ends: Sequence[tuple[BlockTable | Branch, Sequence[int], int, int]]) -> PassLayout:
-        """`ends`: what is fed to, the tokens, rows wanted from the end, entries reserved beyond them."""
-        # Lists, for most sequences have few rows: an operation on arrays takes as long as a dozen numbers.
+        """`ends`: table or branch, tokens, rows wanted from the end, entries reserved beyond them."""
+        # Lists, because most sequences have few rows: an array operation costs as much as a dozen numbers.
         sequences: list[SequenceRows] = []
         tokens: list[int] = []
         positions: list[int] = []

@@ -1,7 +1,7 @@
-"""How much memory this process may still take: of the machine, and of the control groups that bound it.
+"""Free memory for this process: of the machine, and within its control groups.
 
-In a container `/proc/meminfo` is the machine's. What bounds the container is its control group, and those
-around it.
+In a container, `/proc/meminfo` shows the machine's memory. The container's limits are those of its control
+group and of the groups around it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _LIMIT_USE_CACHE = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""By controller, which version 2 does not name: the files that tell a group's limit and its use, and the line
-of its memory.stat that says how much of that use are files nobody looks at, which make room for anything."""
+"""By controller, which version 2 does not name: the files with a group's limit and use, and the line of its
+memory.stat with the inactive file cache, which is reclaimable."""
 
 
 def available_bytes() -> int | None:
-    """What this process can take before the system has to end something; None where nobody tells."""
+    """Bytes that this process can take before the system has to kill a process; None if unknown."""
     free = [*_of_the_machine(), *_of_the_groups()]
     return max(0, min(free)) if free else None
 
@@ -34,7 +34,7 @@ def _of_the_machine() -> Iterator[int]:
 
 
 def _of_the_groups() -> Iterator[int]:
-    """What each group around this process leaves it, where it has a limit."""
+    """The remaining bytes of each control group with a limit around this process."""
     for controller, names in _LIMIT_USE_CACHE.items():
         for group in groups_around(controller):
             free = _left_by(group, *names)
@@ -50,13 +50,13 @@ def _left_by(group: Path, limit: str, use: str, cache: str) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """What a file holds; None for `max`, and where there is none."""
+    """The number in a file; None for `max` or a missing file."""
     text = " ".join(lines(path))
     return int(text) if text.isdecimal() else None
 
 
 def _counter(path: Path, name: str) -> int | None:
-    """The number behind a name at the beginning of a line."""
+    """The number after a name at the start of a line."""
     for line in lines(path):
         words = line.split()
         if len(words) > 1 and words[0] == name and words[1].isdecimal():

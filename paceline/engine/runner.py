@@ -1,4 +1,4 @@
-"""The one primitive: feed each sequence some tokens at its end, return the logits that were asked for."""
+"""The core operation: feed each sequence some tokens at its end and return the requested logits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ModelRunner:
         vocab_size: int | None = None,
         max_model_len: int | None = None,
     ) -> None:
-        """`vocab_size` cuts padded logits off; None keeps the width of the model's output layer."""
+        """`vocab_size` cuts off padded logits; None keeps the width of the model's output layer."""
         config = model.config.get_text_config(decoder=True)
         if len(cache.layers) != config.num_hidden_layers:
             raise InvalidArgumentError("model", "does not have the layers the cache was made for")
@@ -63,32 +63,32 @@ class ModelRunner:
 
     @property
     def cache(self) -> PagedCache:
-        """The cache and, in it, the pool."""
+        """The cache with its pool."""
         return self._cache
 
     @property
     def device(self) -> torch.device:
-        """Where the model and the cache live."""
+        """The device of the model and the cache."""
         return self._cache.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of weights and cache; logits are float32 always."""
+        """The dtype of weights and cache; logits are always float32."""
         return self._cache.dtype
 
     @property
     def backend(self) -> Backend:
-        """What computes its passes."""
+        """The backend that computes its passes."""
         return self._backend
 
     @property
     def row_invariant(self) -> bool:
-        """True when a row's logits are bitwise the same whatever other rows are in its pass."""
+        """True if a row's logits are bitwise the same whatever other rows are in its pass."""
         return self._backend.skills.row_invariant
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """Number of decoder layers."""
         return self._num_layers
 
     @property
@@ -98,7 +98,7 @@ class ModelRunner:
 
     @property
     def max_model_len(self) -> int:
-        """Entries a sequence can have."""
+        """Maximum number of entries of a sequence."""
         return self._max_model_len
 
     def new_states(self, *, prefix_cache: bool) -> PagedStates:
@@ -112,10 +112,10 @@ class ModelRunner:
     def forward(self, inputs: Sequence[SequenceInput]) -> Tensor:
         """Feed every sequence its tokens in one pass; returns float32 [sum of num_logits, vocab_size].
 
-        Logits come in the order of `inputs`, rows in the order of positions. Every table has grown by its
-        tokens afterwards; `table.truncate_to` takes them back. Raises ResourceExhaustedError when the
-        blocks do not suffice for all of them and InvalidArgumentError for a malformed batch, both before
-        anything is touched. Any other error leaves the tables as long as they were.
+        Logits come in the order of `inputs`, rows in the order of positions. Every table has then grown by
+        its tokens; `table.truncate_to` removes them. Before any change, raises ResourceExhaustedError if
+        there are too few blocks and InvalidArgumentError for a malformed batch. After any other error the
+        tables have their old lengths.
         """
         logits = self.forward_cancellable(inputs, _NEVER)
         assert logits is not None
@@ -127,8 +127,10 @@ class ModelRunner:
         return self._backend.skills.cancellable
 
     def forward_cancellable(self, inputs: Sequence[SequenceInput], cancel: CancelToken) -> Tensor | None:
-        """Like `forward`. None, with tables as long as they were, where the pass was cancelled before it was
-        half done."""
+        """Like `forward`, but returns None if the pass is cancelled before its halfway point.
+
+        The tables then have their old lengths.
+        """
         self._check(inputs)
         with self._reserved([(item.table, len(item.token_ids)) for item in inputs]):
             logits = self._backend.forward(PassLayout.of_sequences(inputs), self._cache, cancel)
@@ -142,8 +144,8 @@ class ModelRunner:
     def forward_branches(self, inputs: Sequence[BranchInput]) -> Tensor:
         """Feed every branch one token in one pass; returns float32 [len(inputs), vocab_size].
 
-        Every branch has one entry more afterwards, unless an error is raised: ResourceExhaustedError when a
-        region is full.
+        Every branch then has one more entry, unless an error is raised: ResourceExhaustedError if a region is
+        full.
         """
         for item in inputs:
             item.branch.reserve(1)
@@ -155,16 +157,15 @@ class ModelRunner:
 
     @property
     def chain_skills(self) -> ChainSkills | None:
-        """What `forward_chains` does here; None where it does nothing."""
+        """The abilities of `forward_chains`; None if it is not supported."""
         return self._backend.skills.chains
 
     def forward_chains(self, inputs: Sequence[ChainInput], cancel: CancelToken | None = None) -> list[Chain]:
-        """Feed every end some tokens, then what it chose, and so on; returns what each one chose.
+        """Feed every end some tokens, then its chosen tokens one by one; returns the chosen tokens.
 
-        A chain is shorter than its `steps` where the logits after it are no distribution or where it was told
-        to stop, and empty where it has to be made step by step. The ends have grown by what was fed to get
-        the tokens returned. Raises ResourceExhaustedError when the blocks do not suffice; the tables are as
-        they were then.
+        A chain is shorter than its `steps` if the next logits are not a distribution or if it was cancelled.
+        It is empty if it has to be drawn step by step. The ends have grown by the tokens that were fed.
+        Raises ResourceExhaustedError if there are too few blocks; the tables are then unchanged.
         """
         order = sorted(range(len(inputs)), key=lambda i: -inputs[i].steps)
         ordered = [inputs[i] for i in order]
@@ -184,7 +185,7 @@ class ModelRunner:
 
     @contextlib.contextmanager
     def _reserved(self, rooms: Sequence[tuple[BlockTable, int]]) -> Iterator[None]:
-        """Room for so many more entries of each table, given back when what is to write them fails."""
+        """Reserve entries in each table, and release them if writing fails."""
         try:
             for table, count in rooms:
                 self._cache.apply(table.reserve(count))
@@ -199,7 +200,7 @@ class ModelRunner:
         self._cache.copy_slots(sources, destinations)
 
     def adopt(self, branch: Branch) -> None:
-        """Make the branch's entries those of its table. The other branches must not be used after that.
+        """Make the branch's entries part of its table. The other branches must not be used afterwards.
 
         Raises ResourceExhaustedError; the table then ends where the branch began.
         """
@@ -213,7 +214,7 @@ class ModelRunner:
         table.commit(len(branch.own))
 
     def _cut(self, logits: Tensor) -> Tensor:
-        # To slice a tensor takes its time.
+        # Slicing a tensor takes time.
         return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
 
     def _check(self, inputs: Sequence[SequenceInput]) -> None:
@@ -248,13 +249,13 @@ class ModelRunner:
 def output_width(model: Any) -> int:
     """Logits per row that the model computes: the vocabulary, padding included."""
     layer = model.get_output_embeddings()
-    # A quantised layer packs its weight, so the shape of that says nothing.
+    # A quantised layer packs its weight, so the weight's shape is not informative.
     width = getattr(layer, "out_features", None)
     return int(model.config.get_text_config(decoder=True).vocab_size if width is None else width)
 
 
 def max_length_of(config: Any) -> int:
-    """The number of positions a model was made for, from its config."""
+    """The number of positions that a model was made for, from its config."""
     config = config.get_text_config(decoder=True)
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(config, name, None)

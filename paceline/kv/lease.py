@@ -1,4 +1,4 @@
-"""Leases: what has been idle for too long, on an injected clock."""
+"""Leases: expire keys that have been idle too long, on an injected clock."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Key = TypeVar("Key", bound=Hashable)
 class Leases(Generic[Key]):
     """Keys, each alive for `duration` seconds after its last `renew`.
 
-    All leases are equally long and the clock is monotonic, so the order of renewal is the order of
-    expiry: every operation is O(1) but for the keys that `expired` returns.
+    All leases have equal length and the clock is monotonic, so keys expire in the order of their renewal.
+    Every operation is O(1), plus the keys that `expired` returns.
     """
 
     def __init__(self, clock: Clock, duration: float) -> None:
@@ -26,16 +26,16 @@ class Leases(Generic[Key]):
         self._deadlines: OrderedDict[Key, float] = OrderedDict()
 
     def renew(self, key: Key) -> None:
-        """Start the lease of `key`, or start it anew."""
+        """Start or restart the lease of `key`."""
         self._deadlines[key] = self._clock() + self._duration
         self._deadlines.move_to_end(key)
 
     def end(self, key: Key) -> None:
-        """Forget `key`; an unknown key is fine (ending twice is harmless)."""
+        """Remove `key`; an unknown key is ignored."""
         self._deadlines.pop(key, None)
 
     def expired(self) -> list[Key]:
-        """Keys whose lease is over (deadline reached), longest idle first. They stay until `end`."""
+        """Keys whose deadline is reached, longest idle first. They stay until `end`."""
         now = self._clock()
         keys: list[Key] = []
         for key, deadline in self._deadlines.items():
@@ -46,11 +46,11 @@ class Leases(Generic[Key]):
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next lease is over, on the clock's scale; None without leases."""
+        """Time at which the next lease expires; None without leases."""
         return next(iter(self._deadlines.values()), None)
 
     def __iter__(self) -> Iterator[Key]:
-        """Keys, longest idle first: the order in which to evict."""
+        """Keys, longest idle first, which is the order of eviction."""
         return iter(list(self._deadlines))
 
     def __contains__(self, key: object) -> bool:

@@ -1,4 +1,4 @@
-"""The physical blocks of one KV cache: who holds each, and which are free. No tensors here."""
+"""The physical blocks of one KV cache: reference counts and free blocks. No tensors here."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from paceline.core.errors import InternalError, ResourceExhaustedError
 
 EVICTED_SHARE = 64
-"""One block in so many is evicted at once: a sequence that grows block by block gets consecutive ones."""
+"""One block in this many is evicted at once, so a sequence growing by single blocks gets consecutive ones."""
 
 
 class BlockPool:
     """Reference-counted blocks of `block_size` entries each.
 
-    A block is either free (count 0) or used (count >= 1), never both. A free block is blank, or cached: its
-    contents were worth keeping when its last holder let go, and may be taken up again until somebody needs
-    the room. Blank blocks are handed out lowest id first, or next to the caller's last one where that is
-    blank, so that a sequence alone in the pool lies contiguously and its attention needs no gather. Cached
-    ones become blank when no others are left, those that nobody held for longest first.
+    A block is either free (count 0) or used (count >= 1), never both. A free block is blank or cached. A
+    cached block keeps its contents after its last holder releases it, and can be retained again until its
+    room is needed. Blank blocks are allocated lowest id first, or next to the caller's last block if that one
+    is blank, so that a sequence alone in the pool lies contiguously and its attention needs no gather.
+    Without blank blocks, cached blocks become blank, longest idle first.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -31,32 +31,32 @@ class BlockPool:
         self.block_size = block_size
         self._counts = [0] * num_blocks
         self._free_blocks = num_blocks
-        # Every free block is in the heap exactly once. A block taken out of turn leaves its entry behind;
-        # `_queued` remembers that, so the entry is skipped while the block is used and reused after.
+        # Every free block is in the heap exactly once. A block taken out of turn leaves its entry behind.
+        # `_queued` records this, so the entry is skipped while the block is used and reused afterwards.
         self._heap = list(range(num_blocks))
         self._queued = bytearray(b"\x01" * num_blocks)
         self._kept = bytearray(num_blocks)
-        self._idle: OrderedDict[int, None] = OrderedDict()  # the cached blocks, longest idle first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, longest idle first
         self.on_discard: Callable[[int], None] = lambda block: None
-        """Told of every kept block whose contents are given up."""
+        """Called with each kept block whose contents are discarded."""
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds, the cached ones included."""
+        """Blocks without a holder, including cached ones."""
         return self._free_blocks
 
     @property
     def cached_blocks(self) -> int:
-        """Free blocks with contents that may be taken up again."""
+        """Free blocks with reusable contents."""
         return len(self._idle)
 
     @property
     def used_blocks(self) -> int:
-        """Blocks that at least one holder has."""
+        """Blocks with at least one holder."""
         return self.num_blocks - self._free_blocks
 
     def count(self, block: int) -> int:
-        """How many hold `block`; 0 when it is free."""
+        """Number of holders of `block`; 0 if it is free."""
         self._check_id(block)
         return self._counts[block]
 
@@ -91,7 +91,7 @@ class BlockPool:
         return blocks
 
     def retain(self, block: int) -> None:
-        """Add a holder to a used block, or take a cached one up again."""
+        """Add a holder to a used or cached block."""
         self._check_id(block)
         if block in self._idle:
             del self._idle[block]
@@ -101,7 +101,7 @@ class BlockPool:
         self._counts[block] += 1
 
     def release(self, block: int) -> None:
-        """Drop one holder of a used block; the last one frees it, and leaves it cached if it is kept."""
+        """Remove one holder of a used block. The last one frees it; a kept block becomes cached."""
         self._check_used(block)
         self._counts[block] -= 1
         if self._counts[block] == 0:
@@ -112,17 +112,17 @@ class BlockPool:
                 self._queue(block)
 
     def keep(self, block: int) -> None:
-        """The contents of a used block are final, and worth keeping."""
+        """Mark the contents of a used block as final and worth keeping."""
         self._check_used(block)
         self._kept[block] = 1
 
     def is_kept(self, block: int) -> bool:
-        """True from `keep` until the contents are given up."""
+        """True from `keep` until the contents are discarded."""
         self._check_id(block)
         return bool(self._kept[block])
 
     def discard(self, block: int) -> None:
-        """Give up the contents of a kept block; a cached one becomes blank."""
+        """Discard the contents of a kept block; a cached one becomes blank."""
         self._check_id(block)
         if not self._kept[block]:
             raise ValueError(f"block {block} is not kept")

@@ -1,9 +1,9 @@
-"""The prefix cache: which blocks hold the entries of which tokens, after which other tokens. No tensors here.
+"""The prefix cache: finds blocks by the tokens of their entries and of all entries before. No tensors here.
 
-A block is found by the hash of its own tokens chained to the hash of the block before it, the first one to
-the salt. So equal keys mean equal tokens at equal positions with an equal past, under one salt: the entries
-are the same. Only full blocks of committed tokens are entered. Nobody writes to them as long as they are
-(pool.py, table.py).
+The key of a block is the hash of its tokens chained to the key of the block before it, and for the first
+block to the salt. Equal keys therefore mean equal tokens at equal positions with an equal past, under one
+salt, so the entries are equal. Only full blocks of committed tokens are indexed, and indexed blocks are not
+written (pool.py, table.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from paceline.kv.pool import BlockPool
 from paceline.kv.table import BlockTable
 
 _KEY_BYTES = 32
-"""Keys are compared and tokens are not: finding two chains with one key must be out of reach."""
+"""Only keys are compared, not tokens, so two chains with one key must be infeasible to find."""
 
 
 def first_key(salt: str) -> bytes:
-    """What the key of a sequence's first block is chained to."""
+    """The key that precedes a sequence's first block."""
     return hashlib.blake2b(salt.encode(), digest_size=_KEY_BYTES, person=b"salt").digest()
 
 
@@ -38,9 +38,9 @@ class PrefixIndex:
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self.queries = 0
-        """Tokens of all sequences that were looked up."""
+        """Number of looked up tokens over all sequences."""
         self.hits = 0
-        """Those whose entries were there."""
+        """Number of looked up tokens whose entries were found."""
         self._blocks: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
         pool.on_discard = self._forget
@@ -57,14 +57,14 @@ class PrefixIndex:
         return self._blocks.get(key)
 
     def enter(self, key: bytes, block: int) -> None:
-        """`block`, which the caller holds, is final. Where another one has its key, that one stays."""
+        """Index `block`, which is final and held by the caller, unless its key is already indexed."""
         if key not in self._blocks and block not in self._keys:
             self.pool.keep(block)
             self._blocks[key] = block
             self._keys[block] = key
 
     def check_integrity(self) -> None:
-        """Raise InternalError unless exactly the kept blocks are in the index."""
+        """Raise InternalError unless the index holds exactly the kept blocks."""
         kept = {block for block in range(self.pool.num_blocks) if self.pool.is_kept(block)}
         if {self._blocks[key] for key in self._keys.values()} != kept or len(self._blocks) != len(kept):
             raise InternalError("the prefix index and the block pool disagree on what is kept")
@@ -75,19 +75,19 @@ class PrefixIndex:
 
 @dataclass(slots=True)
 class CachedPrefix:
-    """One sequence's dealings with the index: what it takes from it, and what it enters."""
+    """The use of the index by one sequence: blocks it reuses and blocks it adds."""
 
     index: PrefixIndex
     table: BlockTable
     salt: str
     _keys: list[bytes] = field(default_factory=list)
-    """Of the table's first blocks."""
+    """Keys of the table's first blocks."""
 
     def extend(self, tokens: Sequence[int]) -> int:
-        """Go on with the blocks that hold the entries of `tokens`, as far as there are any.
+        """Append the blocks that hold the entries of `tokens`, as far as the index has them.
 
-        `tokens`: from position 0 on, no more than may come from the index. Returns how many entries the
-        table has got by that. Nothing happens to a table that does not end with a block whose key is known.
+        `tokens` begin at position 0 and end where reuse must end. Returns the number of entries added. A
+        table that does not end with a block with a known key is left unchanged.
         """
         size, length = self.table.pool.block_size, self.table.length
         if len(self._keys) * size != length:
@@ -102,7 +102,7 @@ class CachedPrefix:
         return self.table.length - length
 
     def enter(self, tokens: Sequence[int]) -> None:
-        """Put the table's blocks that are full of committed `tokens` (from position 0 on) into the index."""
+        """Index the table's blocks that are full of committed `tokens` (from position 0 on)."""
         size = self.table.pool.block_size
         full = min(len(tokens), self.table.length) // size
         if full <= len(self._keys):
@@ -114,14 +114,14 @@ class CachedPrefix:
             self._keys.append(key)
 
     def withdraw(self, length: int) -> None:
-        """Nobody is to find the table's blocks with entries at `length` and beyond, whoever entered them."""
+        """Remove the table's blocks with entries at `length` and beyond from the index."""
         pool = self.table.pool
         for block in self.table.blocks[length // pool.block_size :]:
             if pool.is_kept(block):
                 pool.discard(block)
 
     def cut_to(self, length: int) -> None:
-        """Entries at `length` and beyond are gone, or stand for other tokens than before."""
+        """Entries at `length` and beyond are gone, or belong to other tokens now."""
         del self._keys[length // self.table.pool.block_size :]
 
     def _next_key(self, tokens: Sequence[int]) -> bytes:

@@ -31,30 +31,30 @@ class BlockTable:
         self._blocks: list[int] = []
         self._length = 0
         self._reserved = 0
-        self._contiguous = 0  # how many leading blocks have consecutive ids
+        self._contiguous = 0  # number of leading blocks with consecutive ids
 
     @property
     def length(self) -> int:
-        """num_computed_tokens: entries that hold values."""
+        """num_computed_tokens: the number of entries that hold values."""
         return self._length
 
     @property
     def reserved(self) -> int:
-        """Entries past `length` that may be written and committed."""
+        """Number of entries past `length` that may be written and committed."""
         return self._reserved
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Physical block ids in order, the reserved ones included."""
+        """Physical block ids in order, including reserved ones."""
         return tuple(self._blocks)
 
     @property
     def pool(self) -> BlockPool:
-        """The pool the blocks come from."""
+        """The pool of the blocks."""
         return self._pool
 
     def blocks_needed(self, n: int) -> int:
-        """Free blocks that `reserve(n)` would take now."""
+        """Number of free blocks that `reserve(n)` would take now."""
         if n <= 0:
             return 0
         size = self._pool.block_size
@@ -62,12 +62,12 @@ class BlockTable:
         return max(missing, 0) + self._tail_is_shared()
 
     def reserve(self, n: int) -> list[CopyBlock]:
-        """Make room for `n` entries past `length`, replacing any earlier reservation's size.
+        """Make room for `n` entries past `length`, replacing an earlier reservation.
 
-        Returns the copies to carry out before writing: none, or one when the partial block at the end is
-        shared (after truncating into a shared prefix). A partial block that was kept is written from here
-        on, so its contents are given up. Raises ResourceExhaustedError, changing nothing, when the pool has
-        too few free blocks.
+        Returns the copies to carry out before writing: one if the partial last block is shared (after
+        truncating into a shared prefix), else none. A kept partial block is about to be written, so its
+        contents are discarded. Raises ResourceExhaustedError, changing nothing, if the pool has too few free
+        blocks.
         """
         if n < 0:
             raise ValueError(f"cannot reserve {n} entries")
@@ -101,7 +101,7 @@ class BlockTable:
     def truncate_to(self, length: int) -> None:
         """Keep entries [0, length); blocks whose first position is at or past `length` are released.
 
-        Any reservation ends. Naming the current length only gives the reservation back.
+        Any reservation ends. With the current length, only the reservation is released.
         """
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot truncate to {length}, the table has {self._length} entries")
@@ -113,7 +113,7 @@ class BlockTable:
         self._reserved = 0
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Go on with full blocks that hold the next entries: used by others too, or cached.
+        """Append full blocks that hold the next entries, either used by other sequences or cached.
 
         Raises ValueError unless the entries end with a block and nothing is reserved.
         """
@@ -125,7 +125,7 @@ class BlockTable:
         self._length = len(self._blocks) * self._pool.block_size
 
     def free(self) -> None:
-        """Release every block; the table is then empty and may be used again."""
+        """Release every block. The empty table may be used again."""
         self.truncate_to(0)
 
     def __enter__(self) -> Self:
@@ -144,7 +144,7 @@ class BlockTable:
         size = self._pool.block_size
         first, last = start // size, -(-stop // size)
         if last <= self._contiguous:
-            # One run: no need to look at the blocks one by one.
+            # One run, so the blocks need no individual lookup.
             base = (self._blocks[0] * size) if self._blocks else 0
             return list(range(base + start, base + stop))
         slots: list[int] = []
@@ -154,7 +154,7 @@ class BlockTable:
         return slots
 
     def contiguous_start(self, length: int) -> int | None:
-        """The slot of position 0 when positions [0, length) lie in consecutive slots, else None."""
+        """The slot of position 0 if positions [0, length) lie in consecutive slots, else None."""
         size = self._pool.block_size
         if length == 0 or -(-length // size) > self._contiguous:
             return None
@@ -172,7 +172,7 @@ class BlockTable:
             self._pool.discard(tail)
 
     def _tail_is_shared(self) -> bool:
-        """True when position `length` falls inside a block that somebody else holds too."""
+        """True if position `length` lies inside a block with other holders."""
         size = self._pool.block_size
         index = self._length // size
         if self._length % size == 0:

@@ -484,7 +484,7 @@ async def test_sighup_reloads_the_keys(
         os.kill(os.getpid(), signal.SIGHUP)
         assert (await bob.get("/version")).status_code == 200
     assert "1 API keys are in use" in caplog.text
-    assert "stay as they were" in caplog.text
+    assert "the API keys are unchanged" in caplog.text
     assert "pl-bob" not in caplog.text
 
 

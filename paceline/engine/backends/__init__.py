@@ -1,1 +1,1 @@
-"""Ways to compute a pass: through transformers, fused, compiled for a CPU, recorded on CUDA."""
+"""Backends for a pass: through transformers, fused, compiled for a CPU, recorded on CUDA."""

@@ -1,10 +1,9 @@
 """The attention that transformers calls: write new keys and values into the paged cache, then attend.
 
-`AttentionInterface` hands every layer's query, key and value to `paged_attention`; the batch travels as
-the keyword argument `paceline_batch` of `model(...)`. What a layer attends to is decided by the batch
-alone, never by transformers' mask: `inspect_attention` runs the model once, at start, and learns from
-the masks the model asks for which layers have a sliding window, and refuses a model whose masks or
-arguments mean something this attention does not do.
+`AttentionInterface` passes every layer's query, key and value to `paged_attention`; the batch is the keyword
+argument `paceline_batch` of `model(...)`. The batch alone decides what a layer attends to, never
+transformers' mask. `inspect_attention` runs the model once at start. From the masks that the model requests,
+it learns which layers have a sliding window, and it refuses a model with unsupported masks or arguments.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ BATCH_KEYWORD: Final = "paceline_batch"
 _FOLD_ROWS: Final = 64
 """Query rows per key-value head up to which folding the group of query heads into rows is faster."""
 _COPIED_BYTES: Final = 128 << 20
-"""Room for copies of the keys and values that several query heads share, while a prompt's chunk is attended:
-the cache leaves little, and a long prompt has many keys. With less, each call has fewer heads to fill a
-device with."""
+"""Room for copies of keys and values shared by several query heads during a prompt's chunk: the cache leaves
+little memory, and a long prompt has many keys. With less room, each call has fewer heads to occupy a
+device."""
 
 _HARMLESS: Final = frozenset(
     {"position_ids", "position_embeddings", "past_key_values", "cache_position", "output_attentions"}
     | {"output_hidden_states", "return_dict", "use_cache", "layer_idx", "layer_type"}
 )
-"""Arguments that models pass along and that mean nothing to an attention function."""
+"""Arguments of models that have no effect on attention."""
 
 
 @dataclass(slots=True)
 class _Probe:
-    """Stands in for the batch while `inspect_attention` runs, and takes notes."""
+    """Stands in for the batch while `inspect_attention` runs, and records the layers."""
 
     model_name: str
     layers: dict[int, LayerLayout] = field(default_factory=dict)
@@ -54,7 +53,7 @@ class _Probe:
 
 
 class _Active(threading.local):
-    """What is running on this thread."""
+    """The batch or probe of this thread."""
 
     batch: RaggedBatch | None = None
     probe: _Probe | None = None
@@ -65,7 +64,7 @@ _active = _Active()
 
 @contextmanager
 def running(batch: RaggedBatch) -> Iterator[None]:
-    """Make `batch` known to the layers of models that do not pass keyword arguments on to them."""
+    """Make `batch` available to layers of models that do not pass keyword arguments on."""
     _active.batch = batch
     try:
         yield
@@ -103,7 +102,7 @@ def attend(
 ) -> Tensor:
     """Attention of packed rows [T, Hq, D] over their sequences' entries; returns [T, Hq, Dv].
 
-    The rows of this pass see one another through the cache: they must have been written to it.
+    The rows of this pass see one another through the cache, so they must have been written to it.
     """
     parts = [_attend(group, batch.cache, layer, query, scaling, softcap) for group in batch.groups]
     rows = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -123,8 +122,8 @@ def _attend(
     sequences, rows = group.num_sequences, group.num_rows
     heads, kv_heads = query.shape[1], keys.shape[1]
     per_kv = heads // kv_heads
-    # Query heads of one key-value head become rows: keys and values are read once for all of them. A mask
-    # of [rows, keys] for every query head would be large for a prefill chunk, though.
+    # Query heads of one key-value head become rows, so keys and values are read once for all of them. For a
+    # prefill chunk, however, a mask of [rows, keys] for every query head would be large.
     fold = sequences > 1 or rows * per_kv <= _FOLD_ROWS
     first, mask = group.plan(cache.windows[layer], per_kv if fold else 1, query.dtype)
     if first:
@@ -158,8 +157,8 @@ def _attend_heads(
     # Key-value heads as the batch, their query heads as heads: keys are expanded, not copied.
     keys, values = (part.unsqueeze(1).expand(-1, q.shape[1], -1, -1) for part in (keys, values))
     if q.shape[1] > 1 and keys.device.type != "cpu":
-        # CUDA's memory-efficient kernel, which is the one that takes a mask, was seen to go wrong on such
-        # layouts (pytorch#191937), and says nothing when it does. A prompt's chunk is worth a copy.
+        # CUDA's memory-efficient kernel, the only one that takes a mask, can silently give wrong results on
+        # such layouts (pytorch#191937). A prompt's chunk justifies a copy.
         keys, values = keys.contiguous(), values.contiguous()
     return _sdpa(q, keys, values, mask, scaling, softcap)
 
@@ -185,10 +184,10 @@ def _window_tag(
     device: torch.device | None = None,
     **_: Any,
 ) -> Tensor | None:
-    """The mask transformers asks for: None, or while probing a [1, 1, 1, 1] tensor naming its window.
+    """The mask for transformers: None, or during the probe a [1, 1, 1, 1] tensor with its window.
 
-    0 stands for a plain causal mask. The mask function is evaluated around its own edges, so chunked,
-    bidirectional or image masks are recognised as what they are and refused.
+    0 stands for a plain causal mask. The mask function is evaluated around its own edges, so that chunked,
+    bidirectional and image masks are recognised and refused.
     """
     probe = _active.probe
     if probe is None:
@@ -225,7 +224,7 @@ def _observe(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Note what one layer is, and refuse what cannot be honoured; the output is of the right shape only."""
+    """Record one layer and refuse unsupported features; the output only has the right shape."""
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int) or layer in probe.layers:
         raise probe.refuse("has attention layers that do not number themselves one by one")
@@ -240,7 +239,7 @@ def _observe(
     if attention_mask is not None:
         if attention_mask.dtype != torch.int64 or attention_mask.numel() != 1:
             raise probe.refuse("builds its own attention masks, which is not supported")
-        # The mask is what the reference attention obeys; `sliding_window` only informs fused kernels.
+        # The reference attention follows the mask; `sliding_window` only informs fused kernels.
         window = int(attention_mask.item()) or None
     if query.shape[1] % key.shape[1] or (softcap is not None and softcap <= 0):
         raise probe.refuse("has an attention layout that is not supported")
@@ -252,8 +251,8 @@ def _observe(
 def inspect_attention(model: Any) -> tuple[LayerLayout, ...]:
     """Run two tokens through `model` and return the layout of every layer, in order.
 
-    Raises InvalidArgumentError naming `model` when the model cannot be served exactly: layers that keep
-    another state than keys and values, masks or attention arguments this attention does not know.
+    Raises InvalidArgumentError naming `model` if the model cannot be served exactly: layers with another
+    state than keys and values, unknown masks or attention arguments.
     """
     name = type(model).__name__
     probe = _Probe(name)
@@ -277,5 +276,5 @@ def inspect_attention(model: Any) -> tuple[LayerLayout, ...]:
 
 
 AttentionInterface.register(IMPLEMENTATION, paged_attention)
-# Without this entry transformers takes "no mask" for granted and a model's window would go unnoticed.
+# Without this entry transformers assumes that no mask is needed, and a model's window would go unnoticed.
 AttentionMaskInterface.register(IMPLEMENTATION, _window_tag)

@@ -1,4 +1,4 @@
-"""One attention call: which rows of a pass share it, where their keys are, and the mask they need."""
+"""One attention call: its rows, their keys, and the mask."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class AttentionGroup:
     num_rows: int
     num_keys: int
     first_position: int
-    """Position of the first row, where the group is a single sequence."""
+    """Position of the first row if the group is a single sequence."""
     span: tuple[int, int] | None
-    """(first, count) of consecutive rows of the batch. Neither this nor `rows`: all of them, in order."""
+    """(first, count) of consecutive rows of the batch. If this and `rows` are None, all rows in order."""
     rows: Tensor | None
     """[S * num_rows] rows of the batch."""
     slot_range: tuple[int, int] | None
     """Slots of a single sequence whose entries are contiguous: a view, no gather."""
     gather: Tensor | None
-    """[S * num_keys] slots otherwise. Padding repeats a slot of the same sequence, so that no other
-    sequence's values, NaN above all, can reach its sums."""
+    """[S * num_keys] slots otherwise. Padding repeats a slot of the same sequence, so that no value of
+    another sequence, in particular NaN, can reach its sums."""
     query_positions: Tensor | None
-    """[S, num_rows] positions, padding repeating the last one; None when a single sequence has them all
-    consecutive from `first_position`."""
+    """[S, num_rows] positions, padding repeating the last one; None if a single sequence has consecutive
+    positions from `first_position`."""
     device: torch.device
     hidden: Tensor | None = None
-    """[1, num_rows, num_keys] bool, where positions do not say what a row sees: rows of branches."""
+    """[1, num_rows, num_keys] bool for rows of branches, whose visible keys do not follow from positions."""
     key_positions: Tensor | None = None
     """[num_keys] positions of the keys of such rows."""
     fixed: bool = False
-    """The call is recorded and serves other batches of its shape: nothing in it may follow from the numbers
-    of this one, which are in `gather` and `query_positions` alone."""
+    """The call is recorded and serves other batches of its shape: nothing in it may depend on this batch's
+    numbers except through `gather` and `query_positions`."""
     _plans: dict[tuple[int | None, int, torch.dtype], tuple[int, Tensor | None]] = field(default_factory=dict)
     _views: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
@@ -54,10 +54,10 @@ class AttentionGroup:
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def plan(self, window: int | None, repeat: int, dtype: torch.dtype) -> tuple[int, Tensor | None]:
-        """(first key that any row sees, additive mask or None when every row sees every key from there).
+        """First key that any row sees, and an additive mask; None if every row sees every key from there on.
 
-        The mask is [S, 1, repeat * num_rows, num_keys - first]: query heads of one key-value head are
-        folded into rows, `repeat` times over. Built by the first layer that asks, shared by the others.
+        The mask is [S, 1, repeat * num_rows, num_keys - first]: the query heads of one key-value head are
+        folded into rows, `repeat` times over. The first layer builds the mask; the others share it.
         """
         key = (window, repeat, dtype)
         plan = self._plans.get(key)
@@ -77,7 +77,7 @@ class AttentionGroup:
         if lone and self.num_rows == 1 and (self.slot_range is not None or window is None):
             return first, None
         if lone and window is None:
-            # Only the corner where the new rows meet their own keys is not all visible.
+            # Only the corner where the new rows meet their own keys is partly masked.
             shape = (1, repeat, self.num_rows, self.num_keys)
             mask = torch.full(shape, float("-inf"), dtype=dtype, device=self.device)
             mask.triu_(self.first_position + 1)

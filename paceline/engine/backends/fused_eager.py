@@ -1,11 +1,12 @@
 """A fused forward pass for the Llama family: the model's own arithmetic in a third of the calls.
 
-A step of a small model is a hundred matrix products inside a thousand module calls. Here projections that
-share an input are one product, rotary tables are looked up, and what can be written in place is. Where
-oneDNN serves, the weights are packed for products of few rows (linear.py), the model's own copies given up.
+A step of a small model is a hundred matrix products inside a thousand module calls. Here, projections with a
+common input are one product, rotary tables are looked up, and results are written in place if possible. If
+oneDNN is available, the weights are packed for products of few rows (linear.py) and the model's own copies
+are released.
 
-Logits differ from those of transformers' modules in their last bits only; a model is compared with
-transformers' eager attention before it is served, and goes through its modules where it differs.
+Logits differ from those of transformers' modules only in their last bits. A model is compared with
+transformers' eager attention before it is served, and runs through its modules if it differs.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _FAMILY: Final = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3F
 
 @dataclass(slots=True)
 class _Layer:
-    """The products of one layer; the first and the third have the layer's norms in front."""
+    """The products of one layer; the first and the third include the layer's norms."""
 
     qkv: Product
     head_gain: Tensor | None
-    """[heads + kv_heads, head_dim]: gains of the norms of query and key heads, where the model has them."""
+    """[heads + kv_heads, head_dim]: gains of the norms of query and key heads, if the model has them."""
     output: Product
     gate_up: Product
     down: Product
@@ -79,7 +80,7 @@ class FusedForward:
         )
 
     def __call__(self, batch: RaggedBatch) -> Tensor:
-        """Logits of the rows the batch keeps, [rows, vocabulary]; to be called in inference mode."""
+        """Logits of the rows that the batch keeps, [rows, vocabulary]; call in inference mode."""
         hidden = F.embedding(batch.input_ids[0], self._embedding)
         rows, dim, rotated = hidden.shape[0], self._head_dim, self._heads + self._kv_heads
         width = (rotated + self._kv_heads) * dim
@@ -100,14 +101,14 @@ class FusedForward:
         return self._head(hidden[-keep:] if isinstance(keep, int) else hidden.index_select(0, keep))
 
     def pack(self) -> bool:
-        """Lay the weights out for products of few rows, where that is possible.
+        """Pack the weights for products of few rows, if possible.
 
-        The model's modules lose those weights and cannot run any more. Only a head that is also the
-        embedding is then held twice.
+        The model's modules lose those weights and cannot run any more. Only a head that is also the embedding
+        is then held twice.
         """
         if not can_pack(self._embedding):
             return False
-        # The dimensions of query and key heads may stand in any order that both share.
+        # The dimensions of query and key heads may have any common order.
         in_head = self._halves.paired_order()
         rotated = self._heads + self._kv_heads
         heads = torch.arange(rotated + self._kv_heads)[:, None] * self._head_dim
@@ -127,7 +128,7 @@ class _Rotary(Protocol):
     """Rotary embeddings looked up by position and applied to query and key heads in place."""
 
     def at(self, positions: Tensor) -> Any:
-        """What `turn` needs for rows at these positions, [rows]."""
+        """Angles of the rows at these positions, [rows], for `turn`."""
 
     def turn(self, heads: Tensor, angles: Any) -> None:
         """Rotate [rows, heads, head_dim]."""
@@ -155,12 +156,12 @@ class _Halves:
         return _Pairs(self._cos[..., : self._half], self._sin[..., self._half :])
 
     def paired_order(self) -> Tensor:
-        """int64 [head_dim]: dimensions that turn together side by side."""
+        """int64 [head_dim]: the order that puts dimensions that rotate together side by side."""
         return torch.arange(2 * self._half).view(2, self._half).T.ravel()
 
 
 class _Pairs:
-    """Dimension 2i turns with 2i + 1: a product of complex numbers. float32 only."""
+    """Dimension 2i rotates with 2i + 1: a product of complex numbers. float32 only."""
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         """Tables [positions, 1, head_dim / 2]."""
@@ -174,7 +175,7 @@ class _Pairs:
 
 
 def fused_eager_backend(served: ServedModel) -> TorchBackend | None:
-    """For models that the fused pass covers, on any device."""
+    """The fused backend, for models that it supports, on any device."""
     if not covers(served.model):
         return None
     weight_bytes = bytes_read(served.model)
@@ -182,14 +183,14 @@ def fused_eager_backend(served: ServedModel) -> TorchBackend | None:
 
 
 def covers(model: Any) -> bool:
-    """True for a model that the fused pass computes exactly: of a known family, with nothing unusual."""
+    """True for a model that the fused pass computes exactly: a known family without unusual parts."""
     if type(model) not in _FAMILY:
         return False
     config = model.config
     rope_type = str(getattr(model.model.rotary_emb, "rope_type", "default"))
     return (
         config.hidden_act in ("silu", "swish")
-        # Quantised or adapted layers are of other types.
+        # Quantised or adapted layers have other types.
         and all(type(p) is nn.Linear for p in _projections(model))
         # A rotary table that changes with the length cannot be looked up.
         and "dynamic" not in rope_type

@@ -1,4 +1,4 @@
-"""What computes the passes of one model: a backend."""
+"""The interface of a backend, which computes a model's passes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 
 @dataclass(frozen=True, slots=True)
 class Skills:
-    """What a backend can do besides computing logits."""
+    """Optional abilities of a backend."""
 
     row_invariant: bool = False
     """The logits of a row are bitwise the same whatever other rows are in its pass."""
     cancellable: bool = False
-    """A pass that is cancelled before it is half done is given up."""
+    """A pass can be cancelled before its halfway point."""
     chains: ChainSkills | None = None
-    """How it draws chains by itself; None where it does not."""
+    """Its abilities to draw chains; None if it draws none."""
 
 
 class Backend(Protocol):
@@ -32,7 +32,7 @@ class Backend(Protocol):
 
     @property
     def skills(self) -> Skills:
-        """What it can do now."""
+        """Its current abilities."""
 
     @property
     def weight_bytes(self) -> int:
@@ -40,49 +40,51 @@ class Backend(Protocol):
 
     @property
     def recordable(self) -> Callable[[RaggedBatch], Tensor] | None:
-        """The logits of a batch, [rows wanted or more, vocabulary], by operations on tensors alone, which a
-        device can record; None where there is nothing to record."""
+        """A function with the logits of a batch, [rows wanted or more, vocabulary], that a device can record.
+
+        It uses tensor operations only. None if there is nothing to record.
+        """
 
     def forward(self, layout: PassLayout, cache: PagedCache, cancel: CancelToken) -> Tensor | None:
-        """float32 [rows wanted, at least the vocabulary]; None where a `cancellable` pass was cancelled.
+        """float32 [rows wanted, at least the vocabulary]; None if a `cancellable` pass was cancelled.
 
-        The entries of the rows are in `cache` afterwards. Nothing else there changes, but for the slots of a
-        cancelled pass's own rows. The result stays as it is when other passes run.
+        The entries of the rows are then in `cache`. Other entries do not change, except the slots of a
+        cancelled pass's own rows. Later passes do not change the result.
         """
 
     def draw_chains(
         self, layout: PassLayout, inputs: Sequence[ChainInput], cache: PagedCache, cancel: CancelToken
     ) -> Sequence[Chain]:
-        """The chain of each input; `layout` is theirs (`PassLayout.of_chains`), those with most steps first.
+        """The chain of each input; `layout` is theirs (`PassLayout.of_chains`), most steps first.
 
-        A chain is shorter than its `steps` where the logits after it are no distribution or where it was
-        cancelled, and empty where its tokens must be drawn step by step, always so without `skills.chains`.
-        The entries of what was fed to get the tokens are in `cache` afterwards.
+        A chain is shorter than its `steps` if the next logits are not a distribution or if it was cancelled.
+        It is empty if its tokens must be drawn step by step, which is always so without `skills.chains`. The
+        entries of the fed tokens are then in `cache`.
         """
 
     def pack(self) -> bool:
-        """Take the model's weights over where that helps; True if so: its modules cannot run after that.
+        """Take over the model's weights if that is faster; True if its modules can no longer run.
 
-        Called once, when the logits have been found right.
+        Called once, after the logits have been found right.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model that a backend is made for."""
+    """The model to make a backend for."""
 
     model: Any
     """A transformers decoder on Paceline's attention, in evaluation mode."""
     layers: Sequence[LayerLayout]
     max_positions: int
-    """Positions that its tables must reach to."""
+    """Number of positions that its tables must cover."""
     vocab_size: int
-    """Tokens that chains choose from: the model's output may be wider."""
+    """Number of tokens that chains choose from; the model's output may be wider."""
     deterministic: bool = False
-    """Row invariance is asked for, whatever it costs."""
+    """True if row invariance is required, at any cost."""
 
 
 BackendFactory = Callable[[ServedModel], Backend | None]
-"""Makes the backend of a model, which is left as it is until `pack`; None where it does not serve the model.
+"""Makes the backend of a model, which is unchanged until `pack`; None if it does not serve the model.
 
-What it gives is compared with transformers on a few tokens before it serves."""
+The backend is compared with transformers on a few tokens before it serves."""

@@ -1,7 +1,7 @@
 """Matrix products of a decoder's step: few rows, the same weights every time.
 
-The BLAS behind `F.linear` is made for square matrices: on a CPU 5 rows cost it up to twice one row. oneDNN's
-kernels over weights laid out beforehand read each weight once whatever the number of rows, so verifying a
+The BLAS behind `F.linear` is optimised for square matrices: on a CPU, 5 rows take up to twice as long as one
+row. oneDNN's kernels over prepacked weights read each weight once for any number of rows, so verifying a
 proposal costs little more than decoding one token.
 """
 
@@ -16,21 +16,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _SMALL_BYTES: Final = 4 * 2**20
-"""Weights up to this size are kept in a second layout for single rows: calling oneDNN takes as long as
-multiplying one row by them."""
+"""Weights up to this size are kept in a second layout for single rows, for which the call to oneDNN takes as
+long as the product."""
 
 
 class Product(Protocol):
     """x [R, in] -> [R, out]."""
 
     def __call__(self, x: Tensor, /) -> Tensor:
-        """A new tensor, which the caller may write to."""
+        """A new tensor, which the caller may modify."""
 
     def packed(self, order: Tensor | None = None) -> Product:
-        """The same product from weights that oneDNN has laid out; itself where `can_pack` says no.
+        """The same product from weights prepacked by oneDNN; the product itself if `can_pack` is False.
 
-        `order` puts the results into another order. Where a model's parameters hold the weights they are
-        left empty: nothing is held twice.
+        `order` reorders the results. Model parameters that hold the weights are emptied, so that nothing is
+        held twice.
         """
 
 
@@ -38,16 +38,16 @@ class Linear:
     """x W^T + b on any device, in any dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, owners: Sequence[Any] = ()) -> None:
-        """`owners`: the parameters that hold `weight` for others, given up when it is packed."""
+        """`owners`: the parameters that share `weight`, emptied when it is packed."""
         self.weight = weight
         self.bias = bias
         self.owners = tuple(owners)
 
     @classmethod
     def joined(cls, modules: Sequence[Any]) -> Linear:
-        """One product for `nn.Linear`s of the same input; their parameters become views of its own.
+        """One product for `nn.Linear`s of the same input; their parameters become views of its weight.
 
-        All of them have a bias, or none has.
+        Either all of them have a bias or none.
         """
         weights = [m.weight for m in modules]
         bias = None if modules[0].bias is None else _join([m.bias for m in modules])
@@ -80,7 +80,7 @@ class NormedLinear:
         return self._linear(F.rms_norm(x, self._shape, self._gain, self._epsilon))
 
     def packed(self, order: Tensor | None = None) -> Product:
-        """See `Product`; the packed weights take the norm's gain in."""
+        """See `Product`; the packed weights include the norm's gain."""
         linear, n = self._linear, len(self._gain)
         if not can_pack(linear.weight):
             return self
@@ -92,7 +92,7 @@ class _Packed:
     """`Linear` in oneDNN's layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        # Not told how many rows to expect, oneDNN chooses a layout that serves any number.
+        # Without an expected number of rows, oneDNN chooses a layout for any number.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self._bias = bias
         self._run = torch.ops.mkldnn._linear_pointwise.default
@@ -108,13 +108,13 @@ class _Packed:
         return result
 
     def packed(self, order: Tensor | None = None) -> Product:
-        """It is packed, in the order it has."""
+        """Returns itself: it is already packed, and in its order."""
         assert order is None
         return self
 
 
 class _PackedNormed:
-    """x / sqrt(x·x + n epsilon), in three operations where `F.rms_norm` takes six, then the product."""
+    """x / sqrt(x·x + n epsilon) in three operations instead of the six of `F.rms_norm`, then the product."""
 
     def __init__(self, floor: float, product: Product) -> None:
         self._root_floor = torch.tensor(math.sqrt(floor))
@@ -125,13 +125,13 @@ class _PackedNormed:
         return self._product(x / torch.hypot(length, self._root_floor))
 
     def packed(self, order: Tensor | None = None) -> Product:
-        """It is packed, in the order it has."""
+        """Returns itself: it is already packed, and in its order."""
         assert order is None
         return self
 
 
 def can_pack(weight: Tensor) -> bool:
-    """True for what oneDNN's packed products serve: float32 on a CPU."""
+    """True if oneDNN's packed products serve the weight: float32 on a CPU."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32

@@ -19,7 +19,7 @@ class ModulesForward:
     """Calls the model on a batch."""
 
     def __init__(self, model: Any) -> None:
-        """Raises InvalidArgumentError naming `model` for one that cannot be called so."""
+        """Raises InvalidArgumentError naming `model` for an unsupported model."""
         if model.config._attn_implementation != IMPLEMENTATION:
             raise InvalidArgumentError("model", f"must use the attention implementation {IMPLEMENTATION!r}")
         if model.training:
@@ -31,15 +31,15 @@ class ModulesForward:
         self._model = model
         self._keeps_logits = "logits_to_keep" in accepted
         self._keeps_by_index = bool(getattr(config, "num_kv_shared_layers", 0))
-        # A mask with four dimensions is passed through as it is: transformers then builds none of its own,
-        # which our attention would not look at.
+        # A mask with four dimensions is passed through unchanged. Otherwise transformers would build its own,
+        # which Paceline's attention ignores.
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
 
     def __call__(self, batch: RaggedBatch) -> Tensor:
-        """Logits of the rows the batch keeps, [rows, vocabulary]; to be called in inference mode."""
+        """Logits of the rows that the batch keeps, [rows, vocabulary]; call in inference mode."""
         keep = batch.logits_to_keep
         if self._keeps_by_index and isinstance(keep, int) and keep:
-            # For a count such a model drops the other rows before the layers that share keys and values.
+            # With a count, such a model drops the other rows before the layers that share keys and values.
             rows = batch.input_ids.shape[1]
             keep = torch.arange(rows - keep, rows, device=batch.input_ids.device)
         limit = {"logits_to_keep": keep} if self._keeps_logits else {}
@@ -57,7 +57,7 @@ class ModulesForward:
         return logits
 
     def pack(self) -> bool:
-        """The modules keep their weights."""
+        """Nothing to pack: the modules keep their weights."""
         return False
 
 

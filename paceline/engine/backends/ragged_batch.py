@@ -1,8 +1,8 @@
-"""A pass as the torch backends run it: rows side by side, and how attention finds their keys.
+"""A pass as the torch backends run it: rows side by side, and the keys of each attention call.
 
-Linear layers see the real rows only. Padding exists inside attention alone, where sequences with
-similar numbers of rows and keys share one call. All of this is derived from a `PassLayout` once per pass
-and reused by every layer.
+Linear layers see the real rows only. Padding exists only inside attention, where sequences with similar
+numbers of rows and keys share one call. The batch is derived from a `PassLayout` once per pass and used by
+every layer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from paceline.engine.cache import PagedCache
 from paceline.engine.layout import Indices, PassLayout, SequenceRows
 
 _ALONE_ROWS: Final = 32
-"""A sequence with more rows than this (a prefill chunk) is attended by itself."""
+"""A sequence with more rows than this (a prefill chunk) gets its own attention call."""
 _ALONE_KEYS: Final = 64
-"""On a CPU, so has a sequence of at least so many keys that lie in one piece: copying them takes longer
-than a call."""
+"""On a CPU, so does a sequence of at least this many contiguous keys: a copy takes longer than a call."""
 _SMALLEST_LENGTH_CLASS: Final = 8
-"""Sequences of up to 2^8 keys share a call; above that, those within a factor of two."""
+"""Sequences of up to 2^8 keys share a call; longer ones share it within a factor of two."""
 
 
 @dataclass(slots=True)
@@ -39,21 +38,21 @@ class RaggedBatch:
     position_ids: Tensor
     """[1, T] int64."""
     slots: Tensor
-    """[T] int64: where the new keys and values go."""
+    """[T] int64: slots of the new keys and values."""
     slot_range: tuple[int, int] | None
-    """The same when they are consecutive."""
+    """The slots as a range if they are consecutive."""
     logits_to_keep: int | Tensor
-    """What transformers calls so: a count from the end, 0 meaning all rows, or an index [R]."""
+    """transformers' argument: a count from the end, 0 meaning all rows, or an index [R]."""
     num_logits: int
     groups: list[AttentionGroup]
     unpack: Tensor | None
-    """[T]: for each row its place among the groups' concatenated rows; None when it is the same."""
+    """[T]: the place of each row among the groups' concatenated rows; None if it is the same."""
 
     _targets: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def build(cls, layout: PassLayout, cache: PagedCache) -> Self:
-        """Put `layout` on the cache's device."""
+        """Transfer `layout` to the cache's device."""
         if len(layout.sequences) == 1 and not layout.sequences[0].own:
             return cls._build_one(layout, cache)
         return cls._build_many(layout, cache)
@@ -68,7 +67,7 @@ class RaggedBatch:
         self._targets[layer].copy_(entries)
 
     def write_heads(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """The same for a key and a value as models have them, [1, kv_heads, T, dim]."""
+        """Store the rows' keys and values in a model's form, [1, kv_heads, T, dim]."""
         for store, rows in ((self.cache.keys, key), (self.cache.values, value)):
             if self.slot_range is None:
                 store[layer].index_copy_(0, self.slots, rows[0].transpose(0, 1))
@@ -78,7 +77,7 @@ class RaggedBatch:
 
     @classmethod
     def _build_one(cls, layout: PassLayout, cache: PagedCache) -> Self:
-        """The case every latency depends on: one sequence, as few tensors as it takes."""
+        """One sequence, with as few tensors as possible: the case that determines latency."""
         (sequence,) = layout.sequences
         start, length, base = sequence.start, sequence.stop, sequence.base
         rows, count = _to(layout.rows, cache.device), _count_to_keep(layout)
@@ -148,9 +147,9 @@ class RaggedBatch:
 
 
 def _count_to_keep(layout: PassLayout) -> int | None:
-    """Rows from the end whose logits are computed, 0 meaning all; None where these are not the wanted ones.
+    """Rows from the end whose logits are computed, 0 meaning all; None if others are wanted.
 
-    With none wanted it is one row too many: that is cheaper than an index, and is sliced off.
+    With no wanted rows it is one too many, which is cheaper than an index and is sliced off.
     """
     total, wanted = layout.rows.shape[1], layout.wanted
     count = len(wanted)
@@ -161,13 +160,13 @@ def _count_to_keep(layout: PassLayout) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One attention call before its index arrays are on the device."""
+    """One attention call whose index arrays are not on the device yet."""
 
     group: AttentionGroup
     size: int
-    """Rows it returns, padding included."""
+    """Number of rows that it returns, padding included."""
     places: Sequence[int]
-    """Of each member, where its rows begin among those."""
+    """Start of each member's rows among those."""
     indices: tuple[Indices | None, Indices | None, Indices | None, Indices | None]
     """The group's `rows`, `gather`, `query_positions` and `key_positions`."""
 
@@ -182,7 +181,7 @@ def _sequences_call(members: Sequence[SequenceRows], device: torch.device) -> _C
     first = members[0]
     lone = len(members) == 1
     starts = np.array([m.first for m in members])[:, None]
-    # A padding row repeats the sequence's last one, a padding key its first.
+    # A padding row repeats the sequence's last row, a padding key its first key.
     steps = np.minimum(np.arange(rows), np.array([m.count for m in members])[:, None] - 1)
     chosen = (starts + steps).ravel()
     consecutive = bool((chosen == np.arange(first.first, first.first + chosen.size)).all())
@@ -208,7 +207,7 @@ def _sequences_call(members: Sequence[SequenceRows], device: torch.device) -> _C
 
 
 def _branches_call(members: Sequence[SequenceRows], device: torch.device) -> _Call:
-    """Branches of one table: all rows over the table's entries and then those of any branch."""
+    """Branches of one table: all rows see the table's entries, then those of their branch."""
     longest = max(members, key=lambda m: m.shared)
     shared = longest.shared
     columns: dict[int, int] = {}
@@ -280,10 +279,10 @@ def _to(array: Indices, device: torch.device) -> Tensor:
 
 
 def _classes(sequences: Sequence[SequenceRows], *, alone: bool) -> list[list[SequenceRows]]:
-    """The sequences that share an attention call, so that padding at most doubles the work.
+    """Groups of sequences that share an attention call, so that padding at most doubles the work.
 
-    `alone` is for a device whose calls are cheap beside copying a cache: there a sequence that needs no
-    gather has its own, unless it is short. Branches of one table share one.
+    With `alone`, for a device whose calls are cheap compared with copying a cache, a sequence that needs no
+    gather has its own call unless it is short. Branches of one table share one.
     """
     classes: dict[tuple[int, ...], list[SequenceRows]] = {}
     for s in sequences:

@@ -1,4 +1,4 @@
-"""The backends there are."""
+"""The registry of backends."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ BACKENDS: Final[dict[str, BackendFactory]] = {
     "fused_eager": fused_eager_backend,
     "compiled": compiled_backend,
 }
-"""From the most general to the most special: the last one that serves a model is taken."""
+"""From the most general to the most specific: the last one that serves a model is used."""

@@ -1,4 +1,4 @@
-"""Passes by operations on tensors, on any device."""
+"""Passes by tensor operations, on any device."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class BatchForward(Protocol):
     """The arithmetic of one model."""
 
     def __call__(self, batch: RaggedBatch) -> Tensor:
-        """The logits the batch keeps, [rows, vocabulary]; called in inference mode."""
+        """Logits of the rows that the batch keeps, [rows, vocabulary]; call in inference mode."""
 
     def pack(self) -> bool:
-        """As for a backend."""
+        """As `Backend.pack`."""
 
 
 class TorchBackend:
-    """Lays a pass out as a ragged batch and computes it by one `BatchForward`."""
+    """Lays out a pass as a ragged batch and computes it by one `BatchForward`."""
 
     skills = Skills()
 
@@ -37,28 +37,28 @@ class TorchBackend:
 
     @property
     def recordable(self) -> Callable[[RaggedBatch], Tensor] | None:
-        """The arithmetic."""
+        """The arithmetic itself."""
         return self._forward
 
     @torch.inference_mode()
     def forward(self, layout: PassLayout, cache: PagedCache, cancel: CancelToken) -> Tensor | None:
-        """float32 [rows wanted, vocabulary]; `cancel` is not looked at."""
+        """float32 [rows wanted, vocabulary]; `cancel` is ignored."""
         batch = RaggedBatch.build(layout, cache)
         return self._forward(batch)[: batch.num_logits].float()
 
     def draw_chains(
         self, layout: PassLayout, inputs: Sequence[ChainInput], cache: PagedCache, cancel: CancelToken
     ) -> Sequence[Chain]:
-        """None of them: all are drawn step by step."""
+        """Empty chains: all are drawn step by step."""
         return [Chain(())] * len(inputs)
 
     def pack(self) -> bool:
-        """As the arithmetic does."""
+        """Pack the arithmetic's weights."""
         return self._forward.pack()
 
 
 def bytes_read(model: Any) -> int:
-    """Bytes of weights that a decode step reads: of all but an embedding that is not the head as well."""
+    """Bytes of weights that a decode step reads: all except an embedding that is not also the head."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = None if head is not None and head.weight is embedding.weight else embedding.weight
     return sum(p.numel() * p.itemsize for p in model.parameters() if p is not looked_up)

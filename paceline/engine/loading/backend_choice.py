@@ -1,4 +1,4 @@
-"""Which backend serves a model: the most special one of the registry whose logits are right."""
+"""Chooses a model's backend: the most specific one of the registry whose logits are right."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 def choose_backend(served: ServedModel, names: Iterable[str], expected: list[Tensor]) -> Backend:
     """The last one of the registry among `names` that serves the model with the right logits.
 
-    `expected` are `logits_of_transformers`. Raises InvalidArgumentError naming `model` where there is none.
+    `expected` are `logits_of_transformers`. Raises InvalidArgumentError naming `model` if there is none.
     """
     kind, allowed = type(served.model).__name__, set(names)
     error = "is served by no backend"
@@ -34,7 +34,7 @@ def choose_backend(served: ServedModel, names: Iterable[str], expected: list[Ten
         if wrong is None and backend.pack():
             wrong = _error(served, backend, expected)
             if wrong is not None:
-                # The model has given its weights up: no other backend could serve it.
+                # The model has released its weights, so no other backend can serve it.
                 raise InvalidArgumentError("model", f"{kind} {wrong}")
         if wrong is None:
             return backend
@@ -52,10 +52,10 @@ def recorded_backend(
     room: Tensor,
     max_model_len: int,
 ) -> Backend:
-    """`backend` with its passes over `cache` recorded, those of one short sequence at once.
+    """`backend` with its passes over `cache` recorded, starting with those of one short sequence.
 
-    `backend` itself where it has nothing to record, or where recorded passes give other logits here. `room`
-    is where recorded passes leave their logits.
+    Returns `backend` itself if it has nothing to record, or if recorded passes give other logits. `room`
+    receives the logits of recorded passes.
     """
     recordable = backend.recordable
     if recordable is None:
@@ -75,7 +75,7 @@ def recorded_backend(
     error = error_on_paged_cache(model, tried, trial, expected, fed_before=1 + PATIENCE)
     if not trial.usable:
         error = "cannot be made"
-    # What was recorded for the trial goes with it, before anything else is recorded.
+    # The trial's recordings are freed before anything else is recorded.
     del trial
     if error is not None:
         log.warning("passes of %s are not recorded: a recorded one %s", type(model).__name__, error)

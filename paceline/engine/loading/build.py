@@ -1,4 +1,4 @@
-"""From a worker's configuration to a runner that is ready: device, threads, weights, cache."""
+"""From a worker's configuration to a ready runner: device, threads, weights, cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a worker loaded: a model on its cache, or its vocabulary alone."""
+    """The loaded parts of a worker: a model on its cache, or its vocabulary alone."""
 
     loaded: LoadedModel
     runner: ModelRunner | None
@@ -46,12 +46,12 @@ class Built:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the computation."""
         return torch.device("cpu") if self.runner is None else self.runner.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in."""
+        """The dtype of the computation."""
         return torch.float32 if self.runner is None else self.runner.dtype
 
     @property
@@ -61,7 +61,7 @@ class Built:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. Raises InvalidArgumentError for a device this torch lacks."""
+    """The device; `auto` is CUDA if available. Raises InvalidArgumentError if this torch lacks the device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -78,7 +78,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def build(config: WorkerConfig) -> Built:
-    """Load the model and make its cache; the calling thread then works on their device.
+    """Load the model and make its cache. The calling thread then works on their device.
 
     Raises InvalidArgumentError naming the field.
     """
@@ -110,13 +110,13 @@ def build_vocabulary(config: WorkerConfig) -> Built:
 
 
 def _prepare_process(config: WorkerConfig) -> None:
-    """Settings of the libraries, before they load anything."""
+    """Set up the libraries before they load anything."""
     if threads := config.threads or _threads_within_quota():
         torch.set_num_threads(threads)
     warn_of_what_is_not_kept()
-    # Nobody looks at a hub or at telemetry while a request waits.
+    # No hub queries and no telemetry while a request waits.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Weights of the hub that are not safetensors are refused, not replaced by those of a pull request.
+    # Hub weights that are not safetensors are refused, not replaced by those of a pull request.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
 
 
@@ -151,7 +151,7 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         deterministic=config.deterministic,
         new_recorder=_recorders(device) if config.cuda_graphs and device.type == "cuda" else None,
     )
-    # A sequence can never be longer than the whole cache.
+    # A sequence cannot be longer than the whole cache.
     if (room := runner.cache.pool.num_blocks * config.block_size) < max_model_len:
         log.warning("sequences of %s are up to %d tokens long: its cache holds no more", config.model, room)
         max_model_len = room
@@ -167,7 +167,7 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
 
 
 def _length(config: WorkerConfig, longest: int) -> int:
-    """The longest sequence. A draft may be shorter than its target, and `serve` asks both for the same."""
+    """The maximum sequence length. `serve` passes the target's; a draft model may have less."""
     asked = config.max_model_len or longest
     if asked <= longest:
         return asked
@@ -186,7 +186,7 @@ def _recorders(device: torch.device) -> Callable[[], Recorder]:
 
 
 def _threads_within_quota() -> int:
-    """As many as there is time for, where torch would take more of them; else 0, its own choice."""
+    """Threads within the CPU quota if torch would use more; else 0, which keeps torch's choice."""
     chosen = torch.get_num_threads()
     threads = within_quota(chosen)
     return threads if threads < chosen else 0

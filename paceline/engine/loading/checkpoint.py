@@ -1,7 +1,7 @@
-"""Which files a checkpoint's weights are read from. Every one is safetensors: other formats can run code.
+"""Checks that a checkpoint's weights are safetensors files, since other formats can run code.
 
-transformers decides by each file's name how the file is read, and takes names from the checkpoint itself:
-from its index, and from its configuration. So all of them are checked before anything is loaded.
+transformers chooses the reader by each file's name, and takes names from the checkpoint itself: from its
+index and its configuration. Therefore all of them are checked before anything is loaded.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _ADAPTER: Final = "adapter_config.json"
 _EXPLICIT: Final = "transformers_weights"
-"""The entry of a config.json that names another weights file or index than the usual ones."""
+"""The entry of a config.json that names an unusual weights file or index."""
 
 
 def refuse_single_file(name: str) -> None:
-    """transformers would read the weights from the file itself, whatever its format.
+    """Refuse a single file, whose weights transformers would read in any format.
 
     Raises InvalidArgumentError naming `model`.
     """
@@ -34,7 +34,7 @@ def refuse_single_file(name: str) -> None:
 
 
 def check_weights(name: str, config: Any) -> None:
-    """Refuse a checkpoint, local or of the hub, whose weights are not safetensors files of its own.
+    """Refuse a checkpoint, local or on the hub, whose weights are not safetensors files of its own.
 
     `config` is its loaded configuration. Raises InvalidArgumentError naming `model` and the file at fault.
     """
@@ -55,7 +55,7 @@ def check_weights(name: str, config: Any) -> None:
 
 
 def _indexes(name: str, explicit: str | None) -> Iterator[Path]:
-    """All index files of a folder, those of variants included; of the hub the ones that can be picked."""
+    """All index files of a folder, including those of variants; for the hub, those that can be selected."""
     if Path(name).is_dir():
         yield from sorted(Path(name).glob(f"*{_INDEX_SUFFIX}"))
         return
@@ -65,9 +65,9 @@ def _indexes(name: str, explicit: str | None) -> Iterator[Path]:
 
 
 def _find(name: str, file: str) -> str | None:
-    """Its path on this machine, fetched from the hub where it is not here; None where there is none.
+    """The local path of a file, fetched from the hub if necessary; None if it does not exist.
 
-    Raises InvalidArgumentError naming `model` where the hub does not say.
+    Raises InvalidArgumentError naming `model` if the hub does not answer.
     """
     try:
         found: str | None = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
@@ -86,7 +86,7 @@ def _named_in(name: str, index: Path) -> Iterable[Any]:
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict):
         raise InvalidArgumentError("model", f"{index.name} of {name} has no object weight_map")
-    # As they come: one that is no string need not be hashable.
+    # Without deduplication: values that are not strings may be unhashable.
     return names.values()
 
 
@@ -99,9 +99,9 @@ def _check_name(name: str, where: str, file: Any, suffixes: tuple[str, ...]) -> 
 
 
 def _check_link(name: str, file: Path) -> None:
-    """A link may lead to another safetensors file, and to where a cache of the hub keeps its content.
+    """Check that a link leads to another safetensors file, or to the content folder of a hub cache.
 
-    There files have no suffix: folder/snapshots/REVISION/FILE is a link to folder/blobs/HASH.
+    Files there have no suffix: folder/snapshots/REVISION/FILE is a link to folder/blobs/HASH.
     """
     if not file.is_symlink():
         return

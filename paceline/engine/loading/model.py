@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer so that the runner can drive them."""
+"""Loads a model and its tokenizer for the runner."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to serve, and what others must know to talk to it."""
+    """A model ready to serve, with the facts that other processes need."""
 
     model: Any
-    """None where only its vocabulary was loaded."""
+    """None if only its vocabulary was loaded."""
     tokenizer: Any
     eos_token_ids: frozenset[int]
     """All below `vocab_size`; possibly none."""
     vocab_size: int
-    """Token ids the tokenizer knows: [0, vocab_size). The model's output may be wider (padding)."""
+    """Token ids of the tokenizer: [0, vocab_size). The model's output may be wider (padding)."""
     max_model_len: int
     fingerprint: str
-    """Of the tokenizer's vocabulary; see paceline.core.fingerprint."""
+    """Fingerprint of the tokenizer's vocabulary; see paceline.core.fingerprint."""
 
 
 def load_model(
@@ -68,12 +68,12 @@ def load_model(
 ) -> LoadedModel:
     """Load a decoder by path or Hugging Face id.
 
-    `dtype` None keeps the checkpoint's own, except that a 16-bit checkpoint becomes float32 on a CPU:
-    few CPUs have fast 16-bit arithmetic, and a verification pass then differs from plain decoding in the
-    last bits of 8, not of 24. Ask for "bfloat16" by name to have half the memory. Weights are read from
-    safetensors only, and as they are: a quantised checkpoint is refused, and one that lacks some. Raises
-    InvalidArgumentError naming `model` or `dtype`, and what a device without room raises.
-    A Llama model is grown to about `scale` times its parameters, and computes the same (scaled.py).
+    `dtype` None keeps the checkpoint's own, except that a 16-bit checkpoint becomes float32 on a CPU: few
+    CPUs have fast 16-bit arithmetic, and a verification pass then differs from plain decoding in the last
+    bits of 8, not of 24. "bfloat16" halves the memory. Weights are read from safetensors only and are not
+    converted: a quantised or incomplete checkpoint is refused. Raises InvalidArgumentError naming `model` or
+    `dtype`, and the device's error if it is out of memory. A Llama model is grown to about `scale` times its
+    parameters, with the same function (scaled.py).
     """
     if dtype is not None and dtype not in DTYPES:
         raise InvalidArgumentError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype}")
@@ -81,7 +81,7 @@ def load_model(
     device = torch.device(device)
     config = _load_config(name, trust_remote_code)
     _refuse_quantised(name, config)
-    # A config may name a kernel of the hub, which is code. The model gets Paceline's attention in any case.
+    # A config may name a kernel of the hub, which is code. The model uses Paceline's attention in any case.
     config._attn_implementation = None
     check_weights(name, config)
     tokenizer = _load_tokenizer(name, trust_remote_code)  # before the weights, which take longer
@@ -91,7 +91,7 @@ def load_model(
             config=config,
             dtype=_dtype_to_load(config, device) if dtype is None else DTYPES[dtype],
             trust_remote_code=trust_remote_code,
-            # Weights in any other format are a pickle.
+            # Weights in any other format are pickles.
             use_safetensors=True,
             output_loading_info=True,
         )
@@ -102,14 +102,14 @@ def load_model(
     model, found = loaded
     _refuse_incomplete(name, found)
     if dtype is None and device.type == "cpu" and model.dtype.itemsize < 4:
-        # Its config did not say so.
+        # The config did not give the dtype.
         model = model.float()
     model = prepare(scaled(model.to(device), scale))
     return _loaded(name, model, tokenizer, model.config, eos_token_ids(model), output_width(model))
 
 
 def load_vocabulary(path_or_id: str | Path, *, trust_remote_code: bool = False) -> LoadedModel:
-    """Load all but the weights of a decoder, by path or Hugging Face id: `model` is None.
+    """Load everything except the weights of a decoder, by path or Hugging Face id: `model` is None.
 
     Raises InvalidArgumentError naming `model`.
     """
@@ -117,7 +117,7 @@ def load_vocabulary(path_or_id: str | Path, *, trust_remote_code: bool = False) 
     config = _load_config(name, trust_remote_code)
     tokenizer = _load_tokenizer(name, trust_remote_code)
     generation = None
-    with contextlib.suppress(OSError):  # a checkpoint need not have one
+    with contextlib.suppress(OSError):  # a checkpoint may lack one
         generation = GenerationConfig.from_pretrained(name)
     width = int(config.get_text_config(decoder=True).vocab_size)
     return _loaded(name, None, tokenizer, config, _eos_of(generation, config), width)
@@ -127,7 +127,7 @@ def _load_config(name: str, trust_remote_code: bool) -> Any:
     refuse_single_file(name)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except Exception as error:  # of whatever kind: transformers and its configs have many
+    except Exception as error:  # transformers and its configs raise many kinds
         raise _refusal(name, "has no configuration that can be loaded", error) from error
     _refuse_unsupported(config)
     return config
@@ -149,7 +149,7 @@ def _loaded(
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        # What no text can contain ends none.
+        # A token outside the vocabulary ends no text.
         eos_token_ids=frozenset(i for i in ends if 0 <= i < vocab_size),
         vocab_size=vocab_size,
         max_model_len=max_length_of(config),
@@ -161,7 +161,7 @@ def prepare(model: Any) -> Any:
     """Put `model` into evaluation mode and on Paceline's attention, or refuse it."""
     _refuse_unsupported(model.config)
     if getattr(model, "_is_stateful", False):
-        # That is not in the cache, and what it has of the rows before may be another sequence's.
+        # Such state is not in the cache, and its previous rows may belong to another sequence.
         raise InvalidArgumentError(
             "model", f"{type(model).__name__} keeps other state than keys and values: that cannot be served"
         )
@@ -186,20 +186,19 @@ def make_runner(
     deterministic: bool = False,
     new_recorder: Callable[[], Recorder] | None = None,
 ) -> ModelRunner:
-    """A runner with a cache of `num_blocks`, or of what fits into `memory_bytes`, or into the `memory_share`
-    of a GPU, or into free memory.
+    """A runner with a cache of `num_blocks`, or sized by memory.
 
-    `block_size` None is 16; the model's length makes the cache "slotted", one block a sequence. A cache
-    sized by memory never has more blocks than all sequences the server admits could fill. Before it is
-    handed out the runner is compared with transformers on a few tokens; a model that gives other logits
-    here (one that ignores `position_ids`, say) is refused with an InvalidArgumentError naming `model`.
-    `backends` names those of the registry that may serve. The last one in the registry's order that serves
-    this model with the right logits is taken. It may take the weights over: the model then runs through the
-    runner only.
-    A length that the model's positions cannot be kept for is refused, naming `max_model_len`.
-    `deterministic` refuses what cannot give a row the same bits in any pass, naming that field.
-    `new_recorder` makes what records passes, if the logits of recorded ones are right here: one to see that,
-    another one to serve.
+    Without `num_blocks`, the cache takes `memory_bytes`, or the `memory_share` of a GPU, or free memory.
+    `block_size` None is 16; the model's length makes the cache "slotted", one block a sequence. A cache sized
+    by memory never has more blocks than all sequences the server admits could fill. Before the runner is
+    returned, it is compared with transformers on a few tokens. A model with other logits here (one that
+    ignores `position_ids`, for example) is refused with an InvalidArgumentError naming `model`. `backends`
+    names the permitted backends of the registry. The last one in the registry's order that serves this model
+    with the right logits is used. It may take over the weights: the model then runs through the runner only.
+    If the model's positions cannot be kept for `max_model_len`, the error names that field. `deterministic`
+    refuses backends that cannot give a row the same bits in any pass, naming that field. `new_recorder` makes
+    recorders of passes, which are used if recorded logits are right: one recorder for the trial, another one
+    to serve.
     """
     model = loaded.model if isinstance(loaded, LoadedModel) else loaded
     layers = inspect_attention(model)
@@ -208,7 +207,7 @@ def make_runner(
     _refuse_changing_positions(model.config, longest)
     room = None
     if new_recorder is not None:
-        # Before the cache takes its share of the memory that is left.
+        # Before the cache takes its share of the remaining memory.
         room = room_for_logits(output_width(model), model.dtype, model.device)
     if num_blocks is None:
         memory = memory_for_cache(model.device, memory_share) if memory_bytes is None else memory_bytes
@@ -224,7 +223,7 @@ def make_runner(
     vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
     step("comparing the model with transformers on a few tokens")
     expected = logits_of_transformers(model)
-    # What it is compared on may be longer than what it serves.
+    # The comparison may be longer than the served sequences.
     positions = max(longest, len(tokens_to_compare(model)))
     served = ServedModel(model, layers, positions, vocab_size or output_width(model), deterministic)
     backend = choose_backend(served, backends, expected)
@@ -250,7 +249,7 @@ def random_model(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float
 
 
 def eos_token_ids(model: Any) -> frozenset[int]:
-    """The tokens that end a sequence: the generation config's, else the config's; possibly none."""
+    """Tokens that end a sequence: the generation config's, else the config's; possibly none."""
     return _eos_of(getattr(model, "generation_config", None), model.config)
 
 
@@ -269,7 +268,7 @@ def _refuse_unsupported(config: Any) -> None:
 
 
 def _dtype_to_load(config: Any, device: torch.device) -> torch.dtype | str:
-    """Made in 16 bits and widened afterwards, a model keeps what it computed on the way in 16 bits."""
+    """The dtype to load in. A model created in 16 bits and widened later keeps 16-bit buffers."""
     named = (getattr(each, "dtype", None) for each in (config, config.get_text_config(decoder=True)))
     dtype = next((each for each in named if each is not None), None)
     if device.type == "cpu" and isinstance(dtype, torch.dtype) and dtype.itemsize < 4:
@@ -278,7 +277,7 @@ def _dtype_to_load(config: Any, device: torch.device) -> torch.dtype | str:
 
 
 def _refuse_incomplete(name: str, found: Mapping[str, Any]) -> None:
-    """transformers makes up the weights that its files lack. `found` is what it says of loading them."""
+    """Refuse missing weights, which transformers would initialise. `found` is its loading report."""
     if missing := sorted(found["missing_keys"]):
         others = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
         raise InvalidArgumentError("model", f"the files of {name} lack {missing[0]}{others}")
@@ -287,9 +286,9 @@ def _refuse_incomplete(name: str, found: Mapping[str, Any]) -> None:
 
 
 def _refusal(name: str, failed: str, error: Exception) -> InvalidArgumentError:
-    """Of an error that means little without it, its kind is told as well."""
+    """The refusal, with the error's type if its message alone means little."""
     if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, Exception):
-        # What it says itself begins with a heading.
+        # The error's own message begins with a heading.
         return _refusal(name, failed, error.__cause__)
     if not isinstance(error, OSError | ValueError | ImportError):
         failed = f"{failed}: {type(error).__name__}"
@@ -297,12 +296,12 @@ def _refusal(name: str, failed: str, error: Exception) -> InvalidArgumentError:
 
 
 def _refuse_quantised(name: str, config: Any) -> None:
-    """Such weights need their method's library and devices, and a dtype of ours cannot be given to them."""
+    """Refuse quantised weights: they need their method's library and device, and have a fixed dtype."""
     for each in (config, config.get_text_config(decoder=True)):
         settings: Mapping[str, Any] | None = getattr(each, "quantization_config", None)
         if settings is None:
             continue
-        # As transformers has it: bitsandbytes is the one whose older files do not name it.
+        # As in transformers: only bitsandbytes has older files that do not name the method.
         older = settings.get("load_in_4bit") or settings.get("load_in_8bit")
         method = settings.get("quant_method") or ("bitsandbytes" if older else "an unnamed method")
         raise InvalidArgumentError(
@@ -311,12 +310,14 @@ def _refuse_quantised(name: str, config: Any) -> None:
 
 
 def _refuse_changing_positions(config: Any, longest: int) -> None:
-    """Beyond its original length longrope has other frequencies, for all that a pass holds: for sequences
-    that are not as long too, and not for keys that are in the cache.
+    """Refuse lengths at which longrope changes.
+
+    Beyond its original length, longrope uses other frequencies for the whole pass: also for shorter
+    sequences, but not for keys that are already cached.
     """
     config = config.get_text_config(decoder=True)
     parameters = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
-    # One for all layers, or one for every kind of layer.
+    # One entry for all layers, or one for each kind of layer.
     either = [rope for each in parameters if isinstance(each, Mapping) for rope in (each, *each.values())]
     for rope in either:
         if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "longrope":
@@ -332,7 +333,7 @@ def _refuse_changing_positions(config: Any, longest: int) -> None:
 
 
 def _vocabulary(name: str, tokenizer: Any) -> dict[str, int]:
-    """Token to id, from tokenizer.json where there is one, so that a process without torch gets the same."""
+    """Token to id, from tokenizer.json if there is one, so that a process without torch gets the same."""
     path = cached_file(
         name, "tokenizer.json", _raise_exceptions_for_missing_entries=False, local_files_only=True
     )
@@ -345,9 +346,9 @@ def _vocabulary(name: str, tokenizer: Any) -> dict[str, int]:
 
 
 def take_over_library_logs(*, quiet: bool) -> None:
-    """Let log lines of transformers and the hub go where ours go; `quiet` leaves out progress bars too."""
+    """Route log lines of transformers and the hub through Paceline's handler; `quiet` hides progress bars."""
     library_logging.disable_default_handler()
-    # The hub's library has no such function, and both its handler and ours would write each line.
+    # The hub's library has no such function, and both handlers would write each line.
     hub_logging.get_logger()
     logging.getLogger("huggingface_hub").handlers.clear()
     library_logging.enable_propagation()

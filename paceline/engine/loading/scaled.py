@@ -1,7 +1,7 @@
-"""A Llama checkpoint grown to a larger shape that computes the same function: a heavy target for benchmarks.
+"""A Llama checkpoint grown to a larger shape with the same function: a heavy target for benchmarks.
 
-What the added neurons and layers write into the residual stream is zero, so every token and every logit stays
-the same, while each pass reads and multiplies as much as a model of the larger shape.
+The added neurons and layers write zeros into the residual stream, so every token and every logit stays the
+same, while each pass reads and multiplies as much as a model of the larger shape.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from paceline import assets
 from paceline.assets.enlarging import put_into
 
 SEED = 7
-"""Of the added weights, whose values change no output."""
+"""Seed of the added weights, whose values change no output."""
 STD = 0.02
-"""Their standard deviation, as at the start of training."""
+"""Standard deviation of the added weights, as at the start of training."""
 UNIT = 64
-"""Neurons of a layer are a multiple of this, which packed products like."""
+"""The neurons of a layer are a multiple of this, as packed products prefer."""
 
 
 def shape_of(layers: int, neurons: int, scale: int) -> tuple[int, int]:
     """Layers and neurons of about `scale` times the parameters.
 
-    Deeper by the root of half the scale, and wider by the rest.
+    The depth grows by the square root of half the scale, the width by the rest.
     """
     deeper = max(1, round(math.sqrt(scale / 2)))
     return layers * deeper, round(neurons * scale / deeper / UNIT) * UNIT
@@ -39,7 +39,7 @@ def shape_of(layers: int, neurons: int, scale: int) -> tuple[int, int]:
 def scaled(small: Any, scale: int) -> Any:
     """`small`, a LlamaForCausalLM, grown to about `scale` times its parameters.
 
-    The added weights are bfloat16 numbers, so that what stores such weights in 16 bits still may.
+    The added weights are bfloat16 numbers, so that 16-bit storage of the weights stays exact.
     """
     if scale == 1:
         return small
@@ -66,7 +66,7 @@ def scaled(small: Any, scale: int) -> Any:
 
 
 def checkpoint_of(model: str, folder: Path) -> str:
-    """The checkpoint that others load for `model`; that of `embedded:target@N` is saved in `folder`."""
+    """The path of the checkpoint for `model`; that of `embedded:target@N` is saved in `folder`."""
     small, scale = assets.resolve(model), assets.scale_of(model)
     if scale == 1:
         return small

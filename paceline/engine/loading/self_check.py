@@ -1,12 +1,12 @@
-"""A model's logits on the paged cache against those of transformers, before it serves.
+"""Compares a model's logits on the paged cache with transformers' before it serves.
 
-A few tokens are fed in the shapes that are served: a prompt in chunks, the last row of a chunk alone, and a
-sequence beside another one. What the engine takes for granted and a model does not honour shows in them:
-positions that are given, rows that see their own sequence alone, causality, windows.
+A few tokens are fed in the served shapes: a prompt in chunks, the last row of a chunk alone, and a sequence
+beside another one. This reveals models that violate the engine's assumptions: explicit positions, rows that
+see only their own sequence, causality, windows.
 
-In 16 bits rounding now and then sends a row to another expert, and what that row leaves in the cache moves
-all rows behind it. This happens to few sets of tokens, and a fault of the kinds above to all: such a model is
-refused when it fails with each of three, of which the further ones are judged more strictly.
+In 16 bits, rounding sometimes sends a row to another expert, and the row's cache entries then change all
+later rows. This affects few sets of tokens, while the faults above affect all sets. Such a model is refused
+if it fails with each of three sets, of which the later ones are judged more strictly.
 """
 
 from __future__ import annotations
@@ -25,43 +25,45 @@ from paceline.engine.layout import SequenceInput
 from paceline.engine.runner import ModelRunner, max_length_of, output_width
 
 _COMPARED: Final = {"cpu": 8, "cuda": 80}
-"""Tokens that a runner is compared on. A GPU chooses its kernels by the shape, so there a prompt's chunk of
-its own is among them, whose keys (65) are one more than a whole number of a kernel's tiles. A CPU would take
-long over so many."""
+"""Number of compared tokens. A GPU chooses its kernels by shape, so on a GPU they include a full prompt
+chunk, whose keys (65) are one more than a whole number of a kernel's tiles. On a CPU that many would take
+long."""
 _SHORT: Final = 15
-"""Those behind such a chunk, fed in two parts."""
+"""Number of tokens after that chunk, fed in two parts."""
 _LAST: Final = 3
-"""The second part; and as many of each sequence where there are two in a pass."""
+"""Size of the second part, and of each sequence's part if a pass has two sequences."""
 _SETS: Final = 3
-"""Sets of tokens for a 16-bit model with experts; the next one is fed where the one before failed."""
+"""Sets of tokens for a 16-bit model with experts; each is fed if the previous one failed."""
 
 _TOLERANCE: Final = {2: 0.2, 4: 1e-3, 8: 1e-3}
-"""Relative error of many rows together, by bytes per element. Rounding to 16 bits now and then sends a row to
-another expert, whose logits are far from the others': that is not wrong."""
+"""Relative error of many rows together, by bytes per element. Rounding to 16 bits sometimes sends a row to
+another expert with very different logits, which is not a fault."""
 _OF_NEAREST: Final = {2: (0.03, 0.15), 4: (1e-3, 1e-3), 8: (1e-3, 1e-3)}
-"""What the nearest row of a pass may differ by, at least and at most. A fault in positions, or in what rows
-see, is in all rows behind a prompt's first chunk: above rounding, and often below what another expert is."""
+"""Bounds of the tolerance for the nearest row of a pass. A fault in positions or visibility affects all rows
+after a prompt's first chunk; its error exceeds rounding, but is often below that of another expert."""
 _OF_NOISE: Final = 3.0
-"""Between the two, so many times what the first chunk's middle row differs by: many layers round more."""
+"""Within these bounds, the tolerance is this multiple of the error of the first chunk's middle row, since
+more layers round more."""
 _OF_MIDDLE: Final = 2 / 3
-"""So much of that a pass's middle row may differ by in a further set. There most rows must be near: in one
-set or another a single row is near by chance where positions are wrong."""
+"""Share of that tolerance for a pass's middle row in a later set, so that most rows must be near: with wrong
+positions, single rows are near by chance in some set."""
 
 
 def tokens_to_compare(model: Any, of_set: int = 0) -> list[int]:
-    """As many as the device takes, none of them twice, nor in two sets, where the vocabulary suffices."""
+    """Distinct tokens for the device's comparison, also distinct between sets if the vocabulary suffices."""
     count = min(_COMPARED.get(model.device.type, _COMPARED["cuda"]), max_length_of(model.config))
-    # One further than their number: sets should differ also where that is a multiple of the vocabulary's.
+    # Offset by one more than their number, so that sets differ even if the vocabulary is a multiple of it.
     first = of_set * (count + 1)
     return [1 + i % max(1, output_width(model) - 1) for i in range(first, first + count)]
 
 
 @torch.inference_mode()
 def logits_of_transformers(model: Any) -> list[Tensor]:
-    """Each set's tokens fed at once through transformers' eager attention: [tokens, vocabulary].
+    """Logits of each set, fed at once through transformers' eager attention: [tokens, vocabulary].
 
-    One set, or all of a 16-bit model with experts: a backend may leave a model without weights before
-    it is known which are needed. In the model's own numbers, which are half as large.
+    There is one set, or all of them for a 16-bit model with experts, because a backend may take the model's
+    weights before it is known which sets are needed. The logits keep the model's dtype, which halves their
+    size.
     """
     model.set_attn_implementation("eager")
     try:
@@ -74,13 +76,13 @@ def logits_of_transformers(model: Any) -> list[Tensor]:
 
 
 def _has_experts(config: Any) -> bool:
-    """Configs call their number by several names, and rounding sends rows to others if there are some."""
+    """True for a mixture of experts. Configs name the number of experts in several ways."""
     fields = config.get_text_config(decoder=True).to_dict().items()
     return any("expert" in name and isinstance(value, int) and value > 1 for name, value in fields)
 
 
 def small_cache(model: Any, layers: Sequence[LayerLayout]) -> PagedCache:
-    """One that holds what a runner is compared on."""
+    """A cache for the comparison."""
     count = len(tokens_to_compare(model))
     return PagedCache(layers, num_blocks=count + _LAST, block_size=1, dtype=model.dtype, device=model.device)
 
@@ -89,11 +91,11 @@ def small_cache(model: Any, layers: Sequence[LayerLayout]) -> PagedCache:
 def error_on_paged_cache(
     model: Any, cache: PagedCache, backend: Backend, expected: list[Tensor], fed_before: int = 0
 ) -> str | None:
-    """What is wrong with a backend's logits of the same tokens; None where nothing is.
+    """The error in a backend's logits of the same tokens; None if they are right.
 
-    `cache` is a `small_cache`, `expected` are `logits_of_transformers`. As often as `fed_before` says other
-    tokens are fed in the same shapes first: what comes again is recorded, and a replay that did nothing would
-    give their logits.
+    `cache` is a `small_cache`, `expected` are `logits_of_transformers`. Other tokens are fed in the same
+    shapes `fed_before` times first: repeated shapes are recorded, and a replay without effect would return
+    the logits of those tokens.
     """
     count = len(expected[0])
     runner = ModelRunner(model, cache, backend)
@@ -103,7 +105,7 @@ def error_on_paged_cache(
     for of_set, right in enumerate(expected):
         passes = _fed(runner, tokens_to_compare(model, of_set))
         wrong = _too_large(*passes, right.float(), model.dtype.itemsize, strictly=of_set > 0)
-        # Neither rounding nor another expert makes NaN.
+        # Neither rounding nor another expert gives NaN.
         if wrong is None or not math.isfinite(wrong):
             break
     if wrong is None:
@@ -114,12 +116,13 @@ def error_on_paged_cache(
 def _too_large(
     chunks: list[Tensor], others: list[Tensor], right: Tensor, size: int, *, strictly: bool
 ) -> float | None:
-    """The first error of what `_fed` returns that is larger than numbers of `size` bytes explain; None where
-    none is. `right` are the logits of all its tokens. `strictly`: as those of further sets are judged.
+    """The first error in the result of `_fed` beyond the tolerance for elements of `size` bytes; else None.
+
+    `right` are the logits of all its tokens. `strictly` applies the tolerance of later sets.
     """
     whole = torch.cat(chunks)
-    # The chunk and the rest each by itself: among its many rows a few wrong ones would pass for rounding.
-    # And not whether an error is larger, which NaN is not.
+    # The chunk and the rest are compared separately: among the chunk's many rows a few wrong ones would pass
+    # as rounding. The comparison is negated because NaN must count as an error.
     for part in (slice(-_SHORT), slice(-_SHORT, None)):
         error = float(_error(whole[part], right[part]))
         if not error < _TOLERANCE[size]:
@@ -139,7 +142,7 @@ def _too_large(
 
 
 def _fed(runner: ModelRunner, tokens: list[int]) -> tuple[list[Tensor], list[Tensor]]:
-    """The logits of each chunk; and of the last row alone, the last rows beside a sequence, and that one's.
+    """The logits of each chunk; and of the last row alone, the last rows beside a sequence, that sequence.
 
     The runner's cache is empty again afterwards.
     """
@@ -148,10 +151,10 @@ def _fed(runner: ModelRunner, tokens: list[int]) -> tuple[list[Tensor], list[Ten
     chunks = [runner.forward([SequenceInput(table, tokens[p], len(tokens[p]))]) for p in parts]
     last, first = tokens[-_LAST:], tokens[:_LAST]
     table.truncate_to(len(tokens) - len(last))
-    # As a prompt ends. Rounding does to this row what it did to it just now.
+    # As at a prompt's end. Rounding affects this row as it did in its chunk.
     alone = runner.forward([SequenceInput(table, last, 1)])
     table.truncate_to(len(tokens) - len(last))
-    # A sequence that begins behind the rows of another one, which are none of its own.
+    # A sequence whose rows follow those of another one, which it must not see.
     both = [SequenceInput(table, last, len(last)), SequenceInput(other, first, len(first))]
     beside, behind = torch.split(runner.forward(both), [len(last), len(first)])
     for each in (table, other):
@@ -160,9 +163,9 @@ def _fed(runner: ModelRunner, tokens: list[int]) -> tuple[list[Tensor], list[Ten
 
 
 def _error(ours: Tensor, right: Tensor, dim: int | None = None) -> Tensor:
-    """Relative difference of rows of logits: of all of them together, or with `dim` 1 of each.
+    """Relative difference of rows of logits: of all together, or with `dim` 1 of each row.
 
-    What all logits of a row have in common is left out: it may be most of them, and softmax does not see it.
+    The common offset of a row's logits is removed: it may be most of them, and softmax ignores it.
     """
     ours, right = (rows - rows.mean(dim=1, keepdim=True) for rows in (ours, right))
     error: Tensor = (ours - right).norm(dim=dim) / right.norm(dim=dim).clamp_min(1e-20)

@@ -1,1 +1,1 @@
-"""Which work the next pass does: sequences, sessions, planning, preemption, the engine thread."""
+"""Decides the work of the next pass: sequences, sessions, planning, preemption, the engine thread."""

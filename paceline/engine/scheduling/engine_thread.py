@@ -1,8 +1,8 @@
-"""The engine thread: the one place where a worker's state and tensors are touched.
+"""The engine thread, which alone touches a worker's state and tensors.
 
-gRPC runs on asyncio in the main thread and hands commands over through a queue. The loop is: drain
-the commands, run one step, hand the events back. A command that arrives during a step waits for the
-step's end, never longer; the engine is told at once, for what the step itself can make use of.
+gRPC runs on asyncio in the main thread and passes commands through a queue. The loop drains the commands,
+runs one step, and returns the events. A command that arrives during a step waits for the end of the step at
+most. The engine is notified at once, so that the step itself can react.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 Command = TypeVar("Command", contravariant=True)
 Event = TypeVar("Event")
 IDLE_SECONDS = 1.0
-"""How often a worker looks at its leases."""
+"""Interval between a worker's checks of its leases."""
 
 
 class Engine(Protocol[Command, Event]):
@@ -30,34 +30,34 @@ class Engine(Protocol[Command, Event]):
 
     @property
     def has_work(self) -> bool:
-        """True when `step` has something to do."""
+        """True if `step` has work to do."""
 
     def handle(self, command: Command, arrived: float) -> list[Event]:
-        """Take a command up: bookkeeping only, no pass. Events that need no pass come back at once."""
+        """Process a command without a pass. Returns the events that need no pass."""
 
     def step(self) -> list[Event]:
-        """Run one pass and return what it finished."""
+        """Run one pass and return its events."""
 
     def batching_delay(self) -> float:
-        """Seconds that the step may still wait for commands that are about to come; 0 to begin it."""
+        """Seconds that the step may wait for commands that are about to arrive; 0 to begin it now."""
 
     def reset_cancel(self) -> None:
-        """All that was announced so far is about to be taken up: called before each look at what waits.
+        """Clear the notifications; called before each check of the queue.
 
-        What is announced after the last look is so still known in the step.
+        A notification after the last check is therefore still known in the step.
         """
 
     def notify(self, commands: Sequence[Command | SequenceFailed]) -> None:
-        """These wait to be taken up. Called on another thread than all else, maybe during a step."""
+        """Commands are waiting. Called on another thread than all other methods, possibly during a step."""
 
     def holds(self, sequence_id: str) -> bool:
-        """True while the sequence has state here."""
+        """True while the worker holds the sequence."""
 
     def drop(self, sequence_id: str) -> None:
-        """Forget a sequence whose coordinator went away."""
+        """Drop a sequence whose coordinator is gone."""
 
     def expire(self) -> None:
-        """Drop the sequences whose lease is over."""
+        """Drop the sequences whose lease has expired."""
 
 
 Route = Callable[[Sequence[Any]], None]
@@ -65,10 +65,10 @@ Route = Callable[[Sequence[Any]], None]
 
 
 class EngineThread(Generic[Command, Event]):
-    """Owns an engine; everything else talks to it through `submit`, `leave` and `ask`."""
+    """Owns an engine; other code uses it through `submit`, `leave` and `ask`."""
 
     def __init__(self, engine: Engine[Command, Event], name: str, clock: Clock = monotonic) -> None:
-        """It works on the device of the thread that makes it."""
+        """The engine works on the current device of the thread that creates it."""
         self._engine = engine
         self._clock = clock
         self._device = device.current()
@@ -80,28 +80,28 @@ class EngineThread(Generic[Command, Event]):
         self.on_death: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Begin; call once."""
+        """Start the thread; call once."""
         self._thread.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Finish the step in progress, then end the thread. False if that takes longer than `timeout`."""
+        """Finish the current step, then end the thread. Returns False if that exceeds `timeout`."""
         self._inbox.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     @property
     def seconds_since_progress(self) -> float:
-        """How long ago the loop last went round: readiness means forward progress."""
+        """Seconds since the last iteration of the loop: readiness requires progress."""
         return self._clock() - self._passed_at
 
     def submit(self, route: Route, commands: Sequence[Command | SequenceFailed]) -> None:
-        """Queue commands of one stream. A SequenceFailed among them goes straight back."""
+        """Queue commands of one stream. A SequenceFailed among them is returned directly."""
         arrived = self._clock()
         self._inbox.put(lambda: self._take(route, commands, arrived))
         self._engine.notify(commands)
 
     def leave(self, route: Route) -> None:
-        """The stream ended: nobody is left to use its sequences."""
+        """The stream ended, so its sequences have no user any more."""
         self._inbox.put(lambda: self._forget(route))
 
     def ask(self, question: Callable[[], None]) -> None:
@@ -110,7 +110,7 @@ class EngineThread(Generic[Command, Event]):
 
     def _run(self) -> None:
         try:
-            device.make_current(self._device)  # threads begin on the first one
+            device.make_current(self._device)  # new threads start on the first device
             while self._drain():
                 if self._engine.has_work:
                     self._send(self._engine.step())
@@ -122,7 +122,7 @@ class EngineThread(Generic[Command, Event]):
             raise
 
     def _drain(self) -> bool:
-        """Take up all waiting commands, and those worth waiting for. False to stop."""
+        """Process all waiting commands, and those worth waiting for. Returns False to stop."""
         while True:
             now = self._passed_at = self._clock()
             self._expire(now)
@@ -143,7 +143,7 @@ class EngineThread(Generic[Command, Event]):
         return min(self._engine.batching_delay(), IDLE_SECONDS) if self._engine.has_work else IDLE_SECONDS
 
     def _expire(self, now: float) -> None:
-        """Look at the leases now and then, however busy the worker is."""
+        """Check the leases periodically, however busy the worker is."""
         if now - self._expired_at >= IDLE_SECONDS:
             self._engine.expire()
             self._expired_at = now
@@ -161,7 +161,7 @@ class EngineThread(Generic[Command, Event]):
             elif isinstance(command, CloseSequence | VerifyAhead) or any(
                 isinstance(e, SequenceFailed) for e in events
             ):
-                # A stream that was fenced off does not take the sequence over from the one that owns it.
+                # A stream with a stale epoch must not take the sequence from its owner.
                 self._routes[sequence_id] = owner
 
     def _forget(self, route: Route) -> None:

@@ -1,8 +1,8 @@
-"""Structured outputs in a worker: what the rows of a pass may be, put into their logits.
+"""Structured outputs in a worker: masks a pass's logits by the sequences' grammars.
 
-The mask goes in front of all other transforms. Each of those before the temperature works on one token's
-logit alone and leaves minus infinity as it is, so the place is the same as that of the other masks, and
-everything behind it (temperature, filters, renormalising, acceptance) sees only what the grammar allows.
+The mask is applied before all other transforms. Transforms before the temperature act on single logits and
+leave minus infinity unchanged, so the order among them does not matter. Every later step (temperature,
+filters, renormalising, acceptance) sees only the tokens that the grammar allows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from paceline.grammar import Grammars, GrammarState, Mask
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """What the rows of one sequence may be."""
+    """The tokens that the rows of one sequence may have."""
 
     allowed: Mask
     params: SequenceParams
-    """Those to sample with: `min_tokens` gives way where the grammar leaves nothing but an end."""
+    """Parameters for sampling: `min_tokens` yields if the grammar allows only an end."""
     end: int | None = None
-    """How many draft tokens the grammar was followed to, where it was not followed behind them all; at
-    least 1. The rows behind them allow everything: a verdict may not go further than the last of these."""
+    """Number of draft tokens, at least 1, up to which the grammar was followed; None if it was followed to
+    the end. Later rows allow every token, so a verdict must not go beyond the last followed row."""
 
 
 def tokenizer_of(loaded: LoadedModel) -> str | None:
@@ -46,7 +46,7 @@ def grammars_of(loaded: LoadedModel) -> Grammars:
 
 
 def grammar_for(params: SequenceParams, grammars: Grammars | None) -> GrammarState | None:
-    """The state a sequence begins with; None for one whose text may be anything.
+    """The initial grammar state of a sequence; None without a restriction.
 
     Raises InvalidArgumentError naming the field.
     """
@@ -68,7 +68,7 @@ def restriction(
     last_only: bool = False,
     seconds: float = limits.MAX_STRUCTURE_SECONDS,
 ) -> Restriction:
-    """What may come after the ledger and after each draft token that follows it.
+    """The tokens allowed after the ledger and after each draft token that follows it.
 
     Args:
         state: the sequence's.
@@ -76,13 +76,13 @@ def restriction(
         ledger: its tokens, prompt first.
         drafts: N draft tokens.
         eos_token_ids: the model's.
-        last_only: the rows before the last are not wanted.
-        seconds: processor time after which the grammar is followed behind no more draft tokens.
+        last_only: compute only the last row.
+        seconds: processor time after which the grammar is not followed further.
 
     Returns:
         N + 1 rows; one with `last_only`.
 
-    Raises PacelineError: the grammar gave up, with the first of the rows.
+    Raises PacelineError: the grammar failed at the first row.
     """
     generated = ledger[params.prompt_length :]
     if last_only:
@@ -101,7 +101,7 @@ def restriction(
 def _params_for(
     params: SequenceParams, allowed: Mask, num_generated: int, eos_token_ids: Sequence[int]
 ) -> SequenceParams:
-    """Without `min_tokens` from the first row on where only ends are left; the text is finished there."""
+    """The parameters without `min_tokens` if only ends are allowed in the first row, where the text ends."""
     sampling = params.sampling
     if num_generated >= sampling.min_tokens:
         return params
@@ -115,15 +115,15 @@ def _params_for(
 
 
 def restricted(logits: Tensor, restrictions: Sequence[Restriction | None], rows: Sequence[int]) -> Tensor:
-    """Logits in which what a grammar forbids is minus infinity.
+    """Logits with minus infinity for the tokens that a grammar forbids.
 
     Args:
         logits: float [sum of `rows`, V].
-        restrictions: one a sequence, None where anything may come.
+        restrictions: one a sequence, None without a restriction.
         rows: consecutive rows of each sequence.
 
     Returns:
-        The same shape; the input itself when no sequence is restricted.
+        The same shape; the input itself if no sequence is restricted.
     """
     result, start = logits, 0
     for item, count in zip(restrictions, rows, strict=True):

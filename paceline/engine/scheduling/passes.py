@@ -1,7 +1,7 @@
-"""One pass of the model over the work that is ready, and what to do when it cannot run.
+"""One pass of the model over the ready work, and the handling of failures.
 
-Both workers turn their commands into jobs: tokens to feed at the end of a sequence, and how many of
-the last rows' logits are wanted. Prefill, decode and verification differ only in those two.
+Both workers turn their commands into jobs: tokens to feed at the end of a sequence, and the number of last
+rows whose logits are wanted. Prefill, decode and verification differ only in those two.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 
 class PassRunner(Protocol):
-    """What a worker's passes need of the model."""
+    """The part of a model runner that a worker's passes use."""
 
     def forward(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
         """float32 logits [rows wanted, vocabulary], in the order of the inputs."""
 
     def new_states(self, *, prefix_cache: bool) -> SequenceStates:
-        """The states of the worker's sequences; with `prefix_cache` ended ones leave theirs to later ones."""
+        """The states of the worker's sequences; with `prefix_cache`, later ones reuse those of ended ones."""
 
     def new_table(self) -> BlockTable:
         """An empty table of the runner's pool."""
@@ -45,17 +45,17 @@ class PassRunner(Protocol):
 
 @dataclass(slots=True)
 class Job:
-    """One sequence's outstanding feed."""
+    """The tokens of one sequence that are still to be fed."""
 
     held: HeldSequence[Any]
     feed: list[int]
     rows: int
     arrived: float
     scored: bool = False
-    """The logits of all other rows are wanted as well, as soon as they are there."""
+    """True if the logits of all other rows are wanted as well, as soon as they are computed."""
     offset: int = 0
     reused: int = 0
-    """Entries that came from the prefix cache; none of a scored feed, which wants every row."""
+    """Number of entries from the prefix cache; none for a scored feed, which needs every row."""
     started: float | None = None
     compute: float = 0.0
     rows_in_pass: int = 0
@@ -63,45 +63,45 @@ class Job:
     prefill: float = 0.0
     prefill_in_pass: int = 0
     prefill_before: int = 0
-    """Rows of prompts that it waited for until its first pass."""
+    """Number of prompt rows that it waited for before its first pass."""
 
     @property
     def sequence_id(self) -> str:
-        """The sequence it belongs to."""
+        """The sequence of the job."""
         return self.held.session.sequence_id
 
     @property
     def remaining(self) -> int:
-        """Tokens not fed yet."""
+        """Number of tokens not fed yet."""
         return len(self.feed) - self.offset
 
     @property
     def begins(self) -> bool:
-        """True while its sequence has no entries but those that came from the prefix cache for this job."""
+        """True while its sequence has no entries except those that this job took from the prefix cache."""
         return self.started is None and self.held.table.length == self.reused
 
     def reuse(self) -> None:
-        """Leave out what the prefix cache has, short of the rows whose logits are wanted."""
+        """Skip tokens that the prefix cache has, but no rows whose logits are wanted."""
         if self.begins and not self.scored:
             found = self.held.reuse(len(self.feed) - self.rows)
             self.reused += found
             self.offset += found
 
     def feed_next(self, token_ids: list[int], rows: int) -> None:
-        """Go on with another feed; the timings go on as well."""
+        """Continue with another feed; the timings continue as well."""
         self.feed, self.rows, self.offset = token_ids, rows, 0
 
     def compute_again(self, proposed: Sequence[int]) -> None:
-        """Begin its feed once more, without anything of the prefix cache."""
+        """Restart its feed without the prefix cache."""
         self.reused = 0
         self.feed_next([*self.held.session.tokens[self.held.table.length :], *proposed], self.rows)
 
     def ran(
         self, begun: float, seconds: float, rows: int, sequences: int, own_prefill: int = 0, prefill: int = 0
     ) -> None:
-        """Its part of a pass over so many rows and sequences is done.
+        """Record its part of a pass over `rows` rows and `sequences` sequences.
 
-        Of these rows `prefill` had logits that nobody wanted, and `own_prefill` of them were its own.
+        Of these rows, `prefill` had logits that were not wanted, and `own_prefill` of those were its own.
         """
         if self.started is None:
             self.started = begun
@@ -111,7 +111,7 @@ class Job:
         self.rows_in_pass, self.sequences_in_pass, self.prefill_in_pass = rows, sequences, prefill
 
     def timings(self) -> Timings:
-        """Queue and compute time up to now."""
+        """Queue and compute time until now."""
         started = self.arrived if self.started is None else self.started
         return Timings(
             queue=started - self.arrived,
@@ -130,7 +130,7 @@ class HasJob(Protocol):
 
     @property
     def job(self) -> Job:
-        """Its feed."""
+        """The feed of the round."""
 
 
 RoundT = TypeVar("RoundT", bound=HasJob)
@@ -139,7 +139,7 @@ Told = TypeVar("Told")
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Logits of a part of a scored feed: float [rows, vocabulary], the first after token `offset` of it."""
+    """Logits of part of a scored feed: float [rows, vocabulary], the first after its token `offset`."""
 
     job: Job
     offset: int
@@ -148,13 +148,13 @@ class Scored:
 
 @dataclass(slots=True)
 class PassResult:
-    """What one pass did: jobs whose wanted rows are there, and jobs that cannot go on."""
+    """The result of one pass: jobs whose wanted rows are computed, and jobs that failed."""
 
     finished: list[Job] = field(default_factory=list)
     logits: torch.Tensor | None = None
     """[sum of the finished jobs' rows, vocabulary], in order."""
     scored: list[Scored] = field(default_factory=list)
-    """Of no job that failed."""
+    """Excludes jobs that failed."""
     failed: list[tuple[Job, PacelineError]] = field(default_factory=list)
 
 
@@ -170,9 +170,10 @@ def run_pass(
 ) -> PassResult:
     """Plan and run one pass over `jobs` (in order of arrival).
 
-    `sequences`: all sequences of the worker. `spare` gives back blocks that are worth less than those of any
-    sequence; False when there were none. `beside`: rows of prefill in a pass that others wait for. So do
-    the sequences between two rounds, whose next one may arrive while the pass runs. `passes` is told of it.
+    `sequences`: all sequences of the worker. `spare` releases blocks of less value than those of any
+    sequence; False if there were none. `beside`: maximum rows of prefill in a pass that other sequences wait
+    for, including sequences between two rounds, whose next round may arrive during the pass. `passes` records
+    the pass.
     """
     result = PassResult()
     by_id = {job.sequence_id: job for job in jobs}
@@ -197,8 +198,8 @@ def run_pass(
         log.exception("a pass over %d sequences failed; running them one by one", len(chunks))
         failed = True
     if failed:
-        # Not where the error is handled: its traceback keeps the tensors of the pass, and what failed for
-        # want of memory would find that still taken.
+        # Not inside the exception handler: the traceback keeps the tensors of the pass, so a pass that ran
+        # out of memory would still hold it.
         done, result.logits = _forward_one_by_one(chunks, runner, result)
     ended = clock()
     spent = ended - begun
@@ -221,7 +222,7 @@ def _with_room(
     spare: Callable[[], bool],
     result: PassResult,
 ) -> list[tuple[Job, Chunk]]:
-    """Leave out, as failed, the sequences that have to wait for blocks (preemption.py)."""
+    """Mark sequences that have to wait for blocks as failed, and leave them out (preemption.py)."""
     needs = [Need(job.held, chunk.count, job.remaining if job.begins else 0) for job, chunk in chunks]
     beginning = {id(job.held) for job in jobs if job.begins}
     preempted = {id(held) for held in make_room(needs, sequences, spare)}
@@ -237,14 +238,14 @@ def _with_room(
 
 
 def _count_lookup(job: Job, sequences: HeldSequences[Any]) -> None:
-    """Once for each time that a sequence begins; the row of a feed's last token is always computed."""
+    """Count the lookup once each time a sequence begins. A feed's last row is always computed."""
     if sequences.prefix_index is not None and job.begins and not job.scored:
         sequences.prefix_index.queries += len(job.feed) - job.rows + 1
         sequences.prefix_index.hits += job.reused
 
 
 def _forward(chunks: list[tuple[Job, Chunk]], runner: PassRunner, result: PassResult) -> torch.Tensor:
-    """The logits of the final chunks' rows; those of scored rows go to `result`, where nothing fails."""
+    """The logits of the final chunks' rows. Logits of scored rows go to `result` if nothing fails."""
     inputs = []
     scored: list[Scored] = []
     for job, chunk in chunks:
@@ -280,11 +281,11 @@ def _without_scored(
 def _forward_one_by_one(
     chunks: list[tuple[Job, Chunk]], runner: PassRunner, result: PassResult
 ) -> tuple[list[tuple[Job, Chunk]], torch.Tensor | None]:
-    """One sequence's failure must end that sequence and no other: find out whose it is."""
+    """Run the chunks one by one, so that one sequence's failure ends only that sequence."""
     done: list[tuple[Job, Chunk]] = []
     logits: list[torch.Tensor] = []
     for job, chunk in chunks:
-        # A pass that failed half-way may have committed nothing: only whole passes count.
+        # A pass that failed halfway has not committed: only whole passes count.
         job.held.cut_to(len(job.held.session.cached))
         try:
             part = _forward([(job, chunk)], runner, result)
@@ -304,19 +305,19 @@ def together_or_alone(
     decide: Callable[[Sequence[RoundT], torch.Tensor], Sequence[Told]],
     what: str,
 ) -> list[Told | PacelineError]:
-    """What `decide` says of each round; of each by itself where it fails for all of them together.
+    """The results of `decide` for all rounds together, or for each alone if the joint call fails.
 
     Args:
-        rounds: those that share `logits`.
+        rounds: the rounds that share `logits`.
         logits: [sum of `rows`, vocabulary], each round's in order.
-        rows: of each round.
-        decide: says one thing of each of some rounds, from their logits; it may be asked again.
+        rows: number of rows of each round.
+        decide: gives one result for each of some rounds, from their logits; it may be called again.
         what: its name in the log and in errors.
 
     Returns:
-        What it says, or the error of a round for which it fails alone.
+        The result of each round, or the error of a round that fails alone.
 
-    Raises what a device raises that can compute no more.
+    Raises the error of a device that can no longer compute.
     """
     if len(rounds) > 1:
         try:
@@ -333,9 +334,9 @@ def together_or_alone(
 
 
 def own_error(error: Exception, what: str, sequence_id: str) -> PacelineError:
-    """What one sequence's failure is told as; what nobody raised on purpose is for the log alone.
+    """The error to report for one sequence's failure. An unexpected error appears only in the log.
 
-    Raises what a device raises that can compute no more: then it is no single sequence's failure.
+    Raises the error of a device that can no longer compute, which is not a failure of a single sequence.
     """
     if isinstance(error, PacelineError):
         return error
@@ -345,12 +346,12 @@ def own_error(error: Exception, what: str, sequence_id: str) -> PacelineError:
 
 
 def broken_rows(logits: torch.Tensor) -> list[bool]:
-    """Which rows hold NaN, or infinities that leave no distribution. logits: [R, V]."""
+    """True for rows with NaN, or with infinities that leave no distribution. logits: [R, V]."""
     if math.isfinite(logits.sum().item()):
         return [False] * len(logits)
     return [not row for row in usable_rows(logits).tolist()]
 
 
 def usable_rows(logits: torch.Tensor) -> torch.Tensor:
-    """bool [R]: the rows of [R, V] that are a distribution's logits."""
+    """bool [R]: True for rows of [R, V] that are a distribution's logits."""
     return torch.isfinite(logits.amax(dim=-1)) & ~torch.isnan(logits.sum(dim=-1))

@@ -1,8 +1,8 @@
-"""Which rows the next pass feeds: a pure decision over the work that is ready.
+"""Decides which rows the next pass feeds: a pure decision over the ready work.
 
-Short feeds (a verification, a decode step) go first, in order of arrival; what the budget leaves goes
-to prefill chunks, for which a share is kept so that no stream of short feeds can starve them. The rows
-whose logits are wanted stay together in the last chunk of a feed.
+Short feeds (a verification, a decode step) go first, in order of arrival. The rest of the budget goes to
+prefill chunks, for which a share is reserved so that short feeds cannot starve them. The rows whose logits
+are wanted stay together in the last chunk of a feed.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PREFILL_SHARE = 4
-"""While a prefill waits, one row in so many is kept for it, as far as it may take them."""
+"""While a prefill waits, one row in this many is reserved for it, up to the rows it may take."""
 SCORED_ROWS = 256
-"""Rows a pass at most, over all feeds that are scored: each takes a vocabulary's width of memory, and more
-while its log-probabilities are computed."""
+"""Maximum rows of a pass over all scored feeds: each takes a vocabulary's width of memory, and more while its
+log-probabilities are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
     """`remaining` tokens to feed for one sequence; logits are wanted of the last `rows` of them.
 
-    With `scored` those of all other rows are wanted as well, chunk by chunk.
+    With `scored`, logits of all other rows are wanted as well, chunk by chunk.
     """
 
     sequence_id: str
@@ -42,9 +42,9 @@ class Chunk:
 def plan_pass(feeds: Sequence[Feed], budget: int, most_prefill: int | None = None) -> list[Chunk]:
     """Chunks of one pass, at most `budget` rows in all (feeds in order of arrival).
 
-    Prefill takes at most `most_prefill` rows of it: the running streams wait for them. So no more is kept.
-    Never empty when there is a feed, as long as no feed wants more rows than the budget. The oldest feed
-    always gets on.
+    Prefill takes at most `most_prefill` rows, and no more are reserved for it, because the running streams
+    wait for them. The result is never empty if there is a feed, as long as no feed wants more rows than the
+    budget. The oldest feed always makes progress.
     """
     chunks: list[Chunk] = []
     left, scored_left = budget, SCORED_ROWS

@@ -1,9 +1,9 @@
-"""Who gets the cache's free blocks when there are too few for all. A pure decision, but for the blocks moved.
+"""Distributes the cache's free blocks when there are too few. A pure decision, except for moving the blocks.
 
-Older sequences come first. When the rows of one find no room, the youngest one that holds blocks gives all
-of its own back: it is preempted, and computed again from the ledger later. A sequence without any entry is
-let in only if all that it has to feed finds room. So the oldest one always gets on, and no sequence is in
-the way of an older one for good.
+Older sequences come first. If the rows of a sequence find no room, the youngest sequence with blocks is
+preempted: it releases all of its blocks and is computed again from the ledger later. A sequence without
+entries is admitted only if all of its tokens find room. Therefore the oldest sequence always makes progress,
+and no sequence blocks an older one forever.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from paceline.engine.scheduling.sequences import HeldSequence
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one sequence wants to feed in this pass."""
+    """The blocks that one sequence needs in this pass."""
 
     held: HeldSequence[Any]
     count: int
-    """Entries that it writes in this pass."""
+    """Number of entries that it writes in this pass."""
     begins: int = 0
-    """Entries that it must have room for altogether, if it has computed none yet; else 0."""
+    """Number of entries that must fit in all, if it has computed none yet; else 0."""
 
     @property
     def blocks(self) -> int:
-        """Free blocks it takes."""
+        """Number of free blocks that it takes."""
         return self.held.table.blocks_needed(max(self.count, self.begins))
 
 
 def make_room(
     needs: Sequence[Need], all_held: Iterable[HeldSequence[Any]], spare: Callable[[], bool]
 ) -> list[HeldSequence[Any]]:
-    """Preempt until the needs of all that keep their blocks fit together.
+    """Preempt until the needs of all sequences that keep their blocks fit together.
 
     Args:
-        needs: of one pass; together they may be more than is free.
-        all_held: every sequence that may hold blocks of the pool, those with needs among them.
-        spare: gives back what is worth less than any sequence's blocks; False when there was nothing.
+        needs: the needs of one pass; their sum may exceed the free blocks.
+        all_held: every sequence that may hold blocks of the pool, including those with needs.
+        spare: releases blocks of less value than any sequence's; False if there were none.
 
     Returns:
-        The sequences that must do without, whose tables are empty; their needs are not part of the pass.
+        The preempted or refused sequences, with empty tables; their needs are not part of the pass.
     """
     if not needs:
         return []
@@ -70,7 +70,7 @@ def make_room(
 
 
 def _youngest(holders: list[HeldSequence[Any]], age: int) -> HeldSequence[Any] | None:
-    """Take the youngest one with blocks from `holders`, which are in order of age; none as old as `age`."""
+    """Remove the youngest sequence with blocks from `holders`, in order of age; none as old as `age`."""
     while holders and holders[-1].age > age:
         held = holders.pop()
         if held.table.blocks:

@@ -1,4 +1,4 @@
-"""The sequences one worker holds: sessions with their states and leases. Bookkeeping only."""
+"""The sequences of one worker: sessions with their states and leases. Bookkeeping only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.kv import BlockTable, Leases, PrefixIndex
 Answer = TypeVar("Answer")
 
 RETRY_SECONDS = 1.0
-"""Told with a refusal for want of room that others have, whosever they are: they will give it back."""
+"""Retry hint when other sequences hold the room: they will release it."""
 
 
 @dataclass(slots=True)
@@ -28,11 +28,11 @@ class HeldSequence(Generic[Answer]):
     session: Session[Answer]
     state: SequenceState
     grammar: GrammarState | None = None
-    """Where the text stands in its `structured_outputs`; derived from the session's tokens when asked."""
+    """State of the text in its `structured_outputs`; derived from the session's tokens on demand."""
     age: int = 0
-    """Older sequences have smaller numbers; no two the same."""
+    """Older sequences have smaller numbers; all numbers differ."""
     table: BlockTable = field(init=False, repr=False)
-    """That of a paged state, for the passes of a model. Other states have none."""
+    """The table of a paged state, for the model's passes. Other states have none."""
 
     def __post_init__(self) -> None:
         if isinstance(self.state, PagedState):
@@ -40,21 +40,21 @@ class HeldSequence(Generic[Answer]):
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens that its state has taken in."""
+        """Number of tokens in its state."""
         return self.state.length
 
     def cut_to_ledger(self) -> None:
-        """Drop the cache entries that the ledger does not confirm."""
+        """Drop cache entries that disagree with the ledger."""
         self.cut_to(self.session.agreed_length())
 
     def cut_to(self, length: int) -> None:
-        """Drop the cache entries at `length` and beyond, and any reservation."""
+        """Drop cache entries at `length` and beyond, and any reservation."""
         del self.session.cached[self.state.truncate_to(length) :]
 
     def fed(self, token_ids: list[int]) -> None:
-        """Record that the pass just run wrote entries for `token_ids`.
+        """Record that the latest pass wrote entries for `token_ids`.
 
-        Blocks that are full of the ledger's tokens are final now; proposed tokens are not in the ledger.
+        Blocks that are full of the ledger's tokens are final; proposed tokens are not in the ledger.
         """
         session = self.session
         session.cached.extend(token_ids)
@@ -62,21 +62,21 @@ class HeldSequence(Generic[Answer]):
         self.state.publish(session.tokens)
 
     def found_sound(self) -> None:
-        """The row after the last entry was a distribution, and it is made of all of them."""
+        """The row after the last entry is a distribution. It depends on all entries, so all are finite."""
         self.state.mark_finite()
 
     def found_broken(self) -> None:
-        """A row was none: drop what was computed since the last one that was, and let nobody find that.
+        """A row is not a distribution: drop the entries since the last sound row, and unpublish them.
 
-        A pass may lose the entries of tokens before the one that a model breaks on: attention multiplies by
-        0 what a row must not see, and NaN stays NaN.
+        A pass may corrupt entries of tokens before the one on which a model breaks: attention multiplies
+        masked rows by 0, and 0 times NaN is NaN.
         """
         length = min(self.state.finite_length, self.session.agreed_length())
         self.state.withdraw(length)
         self.cut_to(length)
 
     def reuse(self, most: int) -> int:
-        """Go on with entries of the ledger's first `most` tokens that the prefix cache has; how many."""
+        """Reuse entries of the ledger's first `most` tokens from the prefix cache; returns their number."""
         tokens = self.session.tokens[:most]
         found = self.state.lookup(tokens)
         self.session.cached.extend(tokens[self.state.length - found : self.state.length])
@@ -92,9 +92,9 @@ class HeldSequences(Generic[Answer]):
     clock: Clock
     lease_seconds: float
     num_preemptions: int = 0
-    """Times a sequence lost its blocks to an older one."""
+    """Number of times that a sequence lost its blocks to an older one."""
     _last_pass: tuple[float, float, int] = (0.0, 0.0, 0)
-    """When it began and ended, and its rows of prompts."""
+    """Start, end and prompt rows of the last pass."""
     _opened: int = 0
     _held: dict[str, HeldSequence[Answer]] = field(default_factory=dict)
     _leases: Leases[str] = field(init=False)
@@ -104,22 +104,23 @@ class HeldSequences(Generic[Answer]):
 
     @property
     def prefix_index(self) -> PrefixIndex | None:
-        """What ended sequences left for others that begin in the same way; None where nothing is kept."""
+        """Blocks of ended sequences, for later ones with the same beginning; None if none are kept."""
         return self.states.prefix_index
 
     def passed(self, begun: float, ended: float, prefill_rows: int) -> None:
-        """A pass is over, or with the device, of whose rows so many had logits that nobody wanted."""
+        """A pass has ended or been submitted; `prefill_rows` of its rows had logits that were not wanted."""
         self._last_pass = begun, ended, prefill_rows
 
     def looked_at(self, ended: float) -> None:
-        """The logits of the last pass have been looked at, so it is over: `passed` may have been told of one
-        that a device was still to compute.
+        """The logits of the last pass have been read, so the device has finished it.
+
+        `passed` may have been called before the device computed the pass.
         """
         begun, _, rows = self._last_pass
         self._last_pass = begun, ended, rows
 
     def prefill_rows_since(self, arrived: float) -> int:
-        """Such rows of the last pass, by how much of it was still to come then."""
+        """Prefill rows of the last pass, in proportion to the part of it that was left at `arrived`."""
         begun, ended, rows = self._last_pass
         waited = ended - max(arrived, begun)
         return round(rows * waited / (ended - begun)) if waited > 0 else 0
@@ -134,13 +135,13 @@ class HeldSequences(Generic[Answer]):
         return sequence_id in self._held
 
     def find(self, sequence_id: str) -> HeldSequence[Answer] | None:
-        """The sequence if it is held; its lease is left alone."""
+        """The sequence if it is held; its lease is not renewed."""
         return self._held.get(sequence_id)
 
     def open(self, command: OpenSequence, grammar: GrammarState | None = None) -> None:
-        """Take a sequence on; one of an older epoch is replaced, the same epoch again changes nothing.
+        """Open a sequence, replacing one of an older epoch; the same epoch again changes nothing.
 
-        One that replaces another is as old as that was. Raises StaleEpochError, ResourceExhaustedError.
+        A replacement keeps the age. Raises StaleEpochError, ResourceExhaustedError.
         """
         old = self._held.get(command.sequence_id)
         if old is not None:
@@ -161,7 +162,7 @@ class HeldSequences(Generic[Answer]):
         self._leases.renew(command.sequence_id)
 
     def get(self, sequence_id: str) -> HeldSequence[Answer]:
-        """The sequence, its lease renewed. Raises NotFoundError."""
+        """The sequence, with its lease renewed. Raises NotFoundError."""
         held = self._held.get(sequence_id)
         if held is None:
             raise NotFoundError("no such sequence: never opened, or its lease is over")
@@ -169,7 +170,7 @@ class HeldSequences(Generic[Answer]):
         return held
 
     def close(self, command: CloseSequence) -> bool:
-        """Drop the sequence unless a newer epoch owns it. True when it was dropped."""
+        """Drop the sequence unless a newer epoch owns it. Returns True if it was dropped."""
         held = self._held.get(command.sequence_id)
         if held is None or held.session.epoch > command.epoch:
             return False
@@ -177,12 +178,12 @@ class HeldSequences(Generic[Answer]):
         return True
 
     def drop(self, sequence_id: str) -> None:
-        """Forget a sequence, if held, and free its blocks."""
+        """Drop a sequence, if held, and free its blocks."""
         held = self._held.pop(sequence_id, None)
         if held is not None:
             held.state.free()
             self._leases.end(sequence_id)
 
     def expired(self) -> list[str]:
-        """Sequences whose lease is over; the caller drops them."""
+        """Sequences whose lease has expired; the caller drops them."""
         return self._leases.expired()

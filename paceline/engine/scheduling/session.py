@@ -1,8 +1,8 @@
-"""What one worker knows of one sequence, and which commands it may obey. Pure bookkeeping.
+"""A worker's view of one sequence, and checks of the commands for it. Pure bookkeeping.
 
-A worker's state is soft: it can be rebuilt from the coordinator's ledger at any time. So a session
-never trusts relative counts: a round names the ledger's absolute length, and the cache is cut back to
-what agrees with it.
+A worker's state is soft: it can be rebuilt from the coordinator's ledger at any time. Therefore a session
+never relies on relative counts: a round names the ledger's absolute length, and the cache is truncated to the
+part that agrees with it.
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ from paceline.core.types import Proposal, SequenceParams
 Answer = TypeVar("Answer")
 
 _ROUND = 64
-"""More tokens than a round and the one drafted ahead of its verdict can have."""
+"""Exceeds the tokens of a round plus those drafted ahead of its verdict."""
 
 
 class Disposition(enum.Enum):
-    """What to do with a round."""
+    """How to handle a round."""
 
     COMPUTE = "compute"
     IN_PROGRESS = "in progress"
-    """A repetition of the round being computed: its answer is on the way."""
+    """A repetition of the round being computed, whose answer will follow."""
     REPEAT = "repeat"
-    """A repetition of the last finished round: `Session.answer` once more."""
+    """A repetition of the last finished round: send `Session.answer` again."""
 
 
 Question = tuple[int, int, Proposal]
-"""What makes two commands of one round number the same question (the tail may differ)."""
+"""Content that two commands of one round number must share (the tail may differ)."""
 
 
 def question_of(base_length: int, proposal: Proposal | None = None, num_draft_tokens: int = 0) -> Question:
-    """Compared as it is, and only when a round is repeated: hashing distributions would cost every round."""
+    """Questions are compared only when a round is repeated; hashing distributions would cost every round."""
     return base_length, num_draft_tokens, Proposal() if proposal is None else proposal
 
 
 @dataclass(slots=True)
 class Session(Generic[Answer]):
-    """One sequence: `(epoch, round, tokens, last answer)` and the tokens its cache entries stand for."""
+    """One sequence: `(epoch, round, tokens, last answer)` and the tokens of its cache entries."""
 
     sequence_id: str
     epoch: int
     params: SequenceParams
     tokens: list[int]
-    """The ledger as this worker knows it."""
+    """The ledger, as far as this worker knows it."""
     cached: list[int] = field(default_factory=list)
-    """The token of every cache entry, speculative ones included."""
+    """The token of every cache entry, including speculative ones."""
     round: int = 0
     question: Question | None = None
     answer: Answer | None = None
     _before: tuple[int, Question | None, Answer | None] = (0, None, None)
-    """The round before the present one, with its question and answer."""
+    """The previous round, with its question and answer."""
 
     def begin(
         self, epoch: int, round_number: int, base_length: int, tail: Sequence[int], question: Question
     ) -> Disposition:
-        """Take up a round, bringing `tokens` to the ledger it names.
+        """Begin a round, and update `tokens` to the ledger that it names.
 
-        Raises StaleEpochError (an older epoch or round), InvalidArgumentError (the same round with
-        another question), FailedPreconditionError (a gap: resend from `known_length`).
+        Raises StaleEpochError (an older epoch or round), InvalidArgumentError (the same round with another
+        question), FailedPreconditionError (a gap: resend from `known_length`).
         """
         if epoch != self.epoch:
             raise StaleEpochError(f"epoch {epoch} is not the current epoch {self.epoch}")
@@ -91,14 +91,14 @@ class Session(Generic[Answer]):
         return Disposition.COMPUTE
 
     def agreed_length(self) -> int:
-        """Cache entries that may stay: those that agree with the ledger, short of its newest token.
+        """Number of cache entries that agree with the ledger, excluding its newest token.
 
         The newest token is always fed, since its row gives the next distribution.
         """
         bound = min(len(self.cached), len(self.tokens) - 1)
         if self.cached[:bound] == self.tokens[:bound]:
             return bound
-        # Mostly it is a draft token of the last round that was rejected.
+        # The first difference is usually a rejected draft token of the last round.
         start = max(0, bound - _ROUND)
         if self.cached[:start] != self.tokens[:start]:
             start = 0
@@ -106,7 +106,7 @@ class Session(Generic[Answer]):
 
     @property
     def abandoned(self) -> bool:
-        """The round after the last answered one was begun, and is to be asked before it begins again."""
+        """True if the round after the last answered one was abandoned, so it will be requested again."""
         return self.round == self._before[0]
 
     def finish(self, answer: Answer) -> None:
@@ -114,9 +114,9 @@ class Session(Generic[Answer]):
         self.answer = answer
 
     def abandon_round(self) -> None:
-        """Forget that the last round was asked, so that asking it again computes it.
+        """Forget the last round, so that a repeated request computes it.
 
-        The one before may be asked again as well: the worker began this one by itself, and its answer to that
-        one crossed with a refusal that the same round had met before.
+        The previous round may be requested again as well: the worker began this round by itself, and its
+        answer to the previous one crossed with an earlier refusal of this one.
         """
         self.round, self.question, self.answer = self._before

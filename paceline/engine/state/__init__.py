@@ -1,1 +1,1 @@
-"""What a worker keeps of one sequence's past: cache entries, and which of them others may reuse."""
+"""A worker's cached state of one sequence, and the parts that other sequences may reuse."""

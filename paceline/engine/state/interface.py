@@ -1,4 +1,4 @@
-"""The state of a sequence on a worker, and where states come from."""
+"""The interfaces of a sequence's state on a worker and of the pool of states."""
 
 from __future__ import annotations
 
@@ -9,40 +9,39 @@ from paceline.kv import PrefixIndex
 
 
 class SequenceState(Protocol):
-    """What a worker has computed of one sequence's tokens. It is a cache: it can be computed again."""
+    """A worker's computed state of one sequence's tokens. It is a cache: it can be computed again."""
 
     @property
     def length(self) -> int:
-        """The tokens that it has taken in."""
+        """Number of tokens in the state."""
 
     @property
     def finite_length(self) -> int:
-        """The length of the beginning that is known to be finite."""
+        """Length of the prefix that is known to be finite."""
 
     def mark_finite(self) -> None:
-        """The row after the last token was a distribution, so everything is finite."""
+        """Mark the state as finite: the row after the last token was a distribution."""
 
     def truncate_to(self, length: int) -> int:
-        """Forget what follows the first `length` tokens, and any reservation.
+        """Drop everything after the first `length` tokens, and any reservation.
 
-        Returns the tokens that are left: fewer than `length` where the state cannot go back to every
-        position.
+        Returns the number of tokens left: fewer than `length` if the state cannot return to every position.
         """
 
     def lookup(self, tokens: Sequence[int]) -> int:
-        """Go on with what is cached of `tokens`, which begin with those taken in, as far as there is any.
+        """Add cached state for `tokens`, which begin with the tokens in the state, as far as there is any.
 
-        Returns how many tokens that brings.
+        Returns the number of tokens added.
         """
 
     def publish(self, tokens: Sequence[int]) -> None:
-        """Let later sequences find what stands for `tokens`, the committed ones from position 0 on."""
+        """Make the state of `tokens`, the committed ones from position 0 on, available to later sequences."""
 
     def withdraw(self, length: int) -> None:
-        """Let nobody find what stands for tokens at `length` and beyond, whoever published it."""
+        """Unpublish the state of tokens at `length` and beyond, whichever sequence published it."""
 
     def free(self) -> None:
-        """Give everything back."""
+        """Release all memory."""
 
 
 class SequenceStates(Protocol):
@@ -50,7 +49,7 @@ class SequenceStates(Protocol):
 
     @property
     def prefix_index(self) -> PrefixIndex | None:
-        """What later sequences find; None where nothing is kept for them."""
+        """The index for later sequences; None if nothing is kept for them."""
 
     def new(self, salt: str) -> SequenceState:
-        """An empty state. Sequences find only what was published under their own salt."""
+        """An empty state. Sequences share only state published under their own salt."""

@@ -1,4 +1,4 @@
-"""The state of a decoder with attention: entries in the blocks of a pool, found again by their tokens."""
+"""The state of a decoder with attention: entries in the blocks of a pool, found by their tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.kv import BlockPool, BlockTable, CachedPrefix, PrefixIndex
 
 
 class PagedState:
-    """A block table and, where prefixes are cached, its dealings with their index.
+    """A block table and, with prefix caching, its use of the index.
 
     Passes reserve, write and commit in the table.
     """
@@ -22,15 +22,15 @@ class PagedState:
 
     @property
     def length(self) -> int:
-        """Entries of the table."""
+        """Number of entries in the table."""
         return self.table.length
 
     def mark_finite(self) -> None:
-        """All entries are finite."""
+        """Mark all entries as finite."""
         self.finite_length = self.table.length
 
     def truncate_to(self, length: int) -> int:
-        """Drop what follows the first `length` entries; it reaches every length."""
+        """Drop the entries after the first `length`; every length can be reached."""
         self.table.truncate_to(length)
         self.finite_length = min(self.finite_length, length)
         if self._prefix is not None:
@@ -38,16 +38,16 @@ class PagedState:
         return length
 
     def lookup(self, tokens: Sequence[int]) -> int:
-        """Share the blocks that hold the entries of `tokens`; how many entries that brings."""
+        """Share the blocks that hold the entries of `tokens`; returns the number of entries added."""
         return 0 if self._prefix is None else self._prefix.extend(tokens)
 
     def publish(self, tokens: Sequence[int]) -> None:
-        """Enter the blocks that are full of `tokens`."""
+        """Index the blocks that are full of `tokens`."""
         if self._prefix is not None:
             self._prefix.enter(tokens)
 
     def withdraw(self, length: int) -> None:
-        """Take the blocks with entries at `length` and beyond out of the index."""
+        """Remove the blocks with entries at `length` and beyond from the index."""
         if self._prefix is not None:
             self._prefix.withdraw(length)
 
@@ -60,7 +60,7 @@ class PagedStates:
     """States in the blocks of one pool."""
 
     def __init__(self, pool: BlockPool, *, prefix_cache: bool) -> None:
-        """`prefix_cache`: keep what ended sequences computed, for others that begin in the same way."""
+        """`prefix_cache`: keep the entries of ended sequences, for others with the same beginning."""
         self._pool = pool
         self.prefix_index = PrefixIndex(pool) if prefix_cache else None
 

@@ -158,7 +158,7 @@ async def test_a_worker_that_must_wait_is_not_called_unreachable(
 
     def wait(*_: Any) -> None:
         tried.set()
-        raise UnavailableError("no target worker is there")
+        raise UnavailableError("no target worker is available")
 
     def nothing(*_: Any) -> None:
         pass
@@ -169,7 +169,7 @@ async def test_a_worker_that_must_wait_is_not_called_unreachable(
     async with asyncio.timeout(20):
         await tried.wait()
     running.cancel()
-    assert link.reason == "no target worker is there"
+    assert link.reason == "no target worker is available"
     assert not caplog.records
 
 

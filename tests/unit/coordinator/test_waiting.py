@@ -28,5 +28,5 @@ async def test_a_target_that_does_not_come_is_waited_for_no_longer_than_one_that
     coordinator: Coordinator,
 ) -> None:
     object.__setattr__(coordinator.config, "recovery_timeout", 0.0)
-    with pytest.raises(UnavailableError, match="no target worker is there"):
+    with pytest.raises(UnavailableError, match="no target worker is available"):
         await coordinator.wait_for_target()

@@ -98,7 +98,7 @@ class ScriptedCoordinator:
 
     def target_info(self) -> Any:
         if not self.found.is_set():
-            raise UnavailableError("no target worker is there yet")
+            raise UnavailableError("no target worker is available yet")
         return common_pb2.WorkerInfo(
             model="files/of/the/target", max_model_len=MAX_MODEL_LEN, vocabulary_size=self.vocabulary.size
         )

@@ -60,11 +60,11 @@ async def test_a_target_that_does_not_come_is_503(
     waiting: asyncio.Event, coordinator: Any, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def too_late(_: Any) -> None:
-        raise UnavailableError("no target worker is there")
+        raise UnavailableError("no target worker is available")
 
     monkeypatch.setattr(type(coordinator), "wait_for_target", too_late)
     answer = await client.post("/v1/completions", json={"prompt": "x"})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no target worker is there")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no target worker is available")
     assert not coordinator.calls
 
 

@@ -97,7 +97,7 @@ async def test_metrics_are_openmetrics_where_asked_for(
 
 async def test_metrics_work_before_a_worker_is_there(client: httpx2.AsyncClient, coordinator: Any) -> None:
     def nobody() -> Any:
-        raise UnavailableError("no target worker is there yet")
+        raise UnavailableError("no target worker is available yet")
 
     coordinator.serving, coordinator.target_info = False, nobody
     assert (await client.get("/metrics")).status_code == 200

@@ -1,7 +1,7 @@
-"""Passes of common shapes through recordings: padded to a bucket, replayed, cut back.
+"""Replays recorded passes of common shapes, padded to a bucket and cut back.
 
-A bucket is recorded when it is asked for again; until then, and for what no bucket holds, the backend that
-is recorded computes the pass itself. A model that cannot be recorded is not tried again.
+A bucket is recorded at its second use. Until then, and for passes that fit no bucket, the wrapped backend
+computes the pass. A model that cannot be recorded is not tried again.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from paceline.kv import BlockTable
 log = logging.getLogger(__name__)
 
 PATIENCE: Final = 1
-"""How often a bucket is left to the caller before it is recorded."""
+"""Uses of a bucket before it is recorded."""
 _CHOOSES: Final = Skills(chains=ChainSkills(supports=False, max_feed=1))
 MAX_RECORDED: Final = 128
-"""Recordings kept; the one used longest ago goes."""
+"""Maximum number of recordings; the least recently used one is dropped."""
 PATIENCE_FULL: Final = 16
-"""The same where another recording must go for it: more buckets in turn than are kept would else be recorded
-in every pass, which takes longer than none recorded."""
+"""Uses of a bucket before it replaces another recording: with more buckets in turn than recordings, every
+pass would otherwise record, which is slower than recording none."""
 
 
 def room_for_logits(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Where every recorded pass leaves its logits, [MAX_BATCH_ROWS, width]: only the last one's are used."""
+    """The logits buffer of all recorded passes, [MAX_BATCH_ROWS, width]: only the latest logits are used."""
     return torch.empty(MAX_BATCH_ROWS, width, dtype=dtype, device=device)
 
 
@@ -69,7 +69,7 @@ class CapturedBackend:
     ) -> None:
         """`recordable` is `backend`'s.
 
-        `room` is a `room_for_logits` of at least that width, which others may use as well; None makes one.
+        `room` is a `room_for_logits` of at least that width, which may be shared; None makes one.
         """
         self._backend = backend
         self._forward = recordable
@@ -90,16 +90,16 @@ class CapturedBackend:
 
     @property
     def weight_bytes(self) -> int:
-        """Those of the recorded backend."""
+        """Bytes of the recorded backend's weights."""
         return self._backend.weight_bytes
 
     @property
     def num_recorded(self) -> int:
-        """Recordings there are."""
+        """Number of recordings."""
         return len(self._recorded)
 
     def warm_up(self) -> None:
-        """Record the passes of a single short sequence, so that no first request waits for that."""
+        """Record the passes of a single short sequence, so that the first request does not wait for it."""
         table, never = BlockTable(self._cache.pool), CancelToken()
         for rows in (rows for rows in ROWS if rows <= self._max_keys):
             for _ in range(1 + PATIENCE):
@@ -110,7 +110,7 @@ class CapturedBackend:
 
     @torch.inference_mode()
     def forward(self, layout: PassLayout, cache: PagedCache, cancel: CancelToken) -> Tensor | None:
-        """float32 [rows wanted, vocab_size], or the recorded backend's answer where nothing is replayed."""
+        """float32 [rows wanted, vocab_size], or the wrapped backend's result if nothing is replayed."""
         scattered = any(sequence.own for sequence in layout.sequences)
         bucket = bucket_of(
             len(layout.sequences),
@@ -122,14 +122,14 @@ class CapturedBackend:
         logits = self._replayed(bucket, lambda inputs: inputs.write(layout))
         if logits is None:
             return self._backend.forward(layout, cache, cancel)
-        # The next replay overwrites what this one returned.
+        # The next replay overwrites the result of this one.
         return logits[: len(layout.wanted)].to(torch.float32, copy=True)
 
     @torch.inference_mode()
     def draw_chains(
         self, layout: PassLayout, inputs: Sequence[ChainInput], cache: PagedCache, cancel: CancelToken
     ) -> Sequence[Chain]:
-        """Those of equally many steps together, on branches and on tables apart; `draws` are not known."""
+        """Draw chains in groups of equal steps, branches and tables separately; `draws` is unsupported."""
         chosen: dict[int, Chain] = {}
         kinds = [(item.steps, bool(rows.own)) for item, rows in zip(inputs, layout.sequences, strict=True)]
         for kind in dict.fromkeys(kinds):
@@ -139,13 +139,13 @@ class CapturedBackend:
         return [chosen[i] for i in range(len(inputs))]
 
     def pack(self) -> bool:
-        """As the recorded backend does."""
+        """As the wrapped backend."""
         return self._backend.pack()
 
     def _chains_alike(
         self, layout: PassLayout, which: Sequence[int], inputs: Sequence[ChainInput]
     ) -> list[Chain] | None:
-        """Those `which` of the layout's sequences, of equally many steps, all on branches or none."""
+        """Chains of the sequences `which`, of equally many steps, all on branches or none."""
         sequences = [layout.sequences[i] for i in which]
         steps, noisy = inputs[0].steps, any(item.noise is not None for item in inputs)
         bucket = bucket_of(
@@ -160,7 +160,7 @@ class CapturedBackend:
         ranks = min(max(item.num_others for item in inputs), self._vocab_size - 1)
         bucket = replace(bucket, steps=steps, noisy=noisy, ranks=ranks)
         told = self._replayed(bucket, lambda static: static.write_chains(layout, sequences, inputs))
-        # The one copy to the host.
+        # The only copy to the host.
         return None if told is None else chosen_of(told.tolist(), [item.num_others for item in inputs])
 
     def _replayed(self, bucket: Bucket | None, write: Callable[[StaticInputs], None]) -> Tensor | None:
@@ -178,7 +178,7 @@ class CapturedBackend:
 
     def _record(self, bucket: Bucket, write: Callable[[StaticInputs], None]) -> _Recording | None:
         inputs = StaticInputs(bucket, self._cache)
-        # Recording runs the step, which writes to the cache: it must be what the caller wants written.
+        # Recording runs the step, which writes to the cache, so the inputs must be the caller's.
         write(inputs)
         try:
             recording = _Recording(inputs, self._recorder(self._step(inputs)))
@@ -199,11 +199,9 @@ class CapturedBackend:
         return lambda: self._left_in_room(self._forward(inputs.batch(inputs.ids, inputs.positions)))
 
     def _left_in_room(self, logits: Tensor) -> Tensor:
-        """The logits where the next replay of any recording overwrites them: else each recording would keep
-        room for its own.
-        """
+        """Copy the logits into the shared buffer; otherwise each recording would keep its own."""
         logits = logits[:, : self._vocab_size]
         if logits.dtype != self._room.dtype:
-            # A model whose logits have more bits than its weights keeps them.
+            # Logits with higher precision than the model's weights keep it.
             return logits
         return self._room[: len(logits), : self._vocab_size].copy_(logits)

@@ -1,4 +1,4 @@
-"""The shapes that are recorded. A batch is padded to the smallest one that holds it. Pure."""
+"""The recorded shapes. A batch is padded to the smallest one that holds it. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ MAX_SEQUENCES: Final = 256
 MAX_ROWS: Final = 17
 MAX_BATCH_ROWS: Final = 512
 MAX_KEYS: Final = 2**18
-"""Of all sequences of a batch together. Padding copies keys that nobody sees; with more than these, groups
-of sequences of like length are cheaper than a launch saved."""
+"""Maximum keys of a batch's sequences together. Padding copies masked keys; above this, grouping sequences by
+length is cheaper than saving a launch."""
 _SMALLEST_KEYS: Final = 256
 ROWS: Final = (1, 2, 3, 5, 9, MAX_ROWS)
 """One more than K for each K that is a power of two, and plain decoding."""
@@ -24,24 +24,25 @@ class Bucket:
     rows: int
     keys: int
     scattered: bool = False
-    """Entries lie anywhere (branches); else in blocks, of which `keys` is a whole number."""
+    """True if entries lie anywhere (branches); else they lie in blocks, and `keys` is a whole number of
+    blocks."""
     steps: int = 0
-    """Rows that are chosen one after the other, each fed to the next; 0 for a pass that returns logits."""
+    """Number of rows chosen one after the other, each fed to the next; 0 for a pass that returns logits."""
     noisy: bool = False
-    """Some are chosen with noise."""
+    """True if some are chosen with noise."""
     ranks: int = 0
-    """Other tokens that each step tells."""
+    """Number of next best tokens reported at each step."""
 
 
 def bucket_of(sequences: int, rows: int, keys: int, *, max_keys: int, block_size: int = 0) -> Bucket | None:
-    """The bucket of a batch; None where it is too large to be worth one.
+    """The bucket of a batch; None if the batch is too large for one.
 
     Args:
-        sequences: in the batch.
-        rows: of the sequence that has most.
-        keys: of the longest sequence, its new rows included.
-        max_keys: what the model's length allows.
-        block_size: of the cache; 0 for rows whose entries are scattered.
+        sequences: number of sequences in the batch.
+        rows: rows of the sequence with most rows.
+        keys: keys of the longest sequence, including its new rows.
+        max_keys: the limit by the model's length.
+        block_size: block size of the cache; 0 for rows whose entries are scattered.
     """
     if not 0 < sequences <= MAX_SEQUENCES or not 0 < rows <= MAX_ROWS or keys > max_keys:
         return None

@@ -1,4 +1,4 @@
-"""The whole loop of a draft as one step: K passes, each of which feeds what the one before it chose."""
+"""The whole draft loop as one step: K passes, each fed with the token chosen by the previous one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from paceline.engine.multi_step import Chain
 
 MARGIN_UNIT = 2.0**-20
 MAX_MARGIN = 1e6
-"""Margins come to the host with the tokens, as whole numbers."""
+"""Bound of margins, which are transferred to the host as integers together with the tokens."""
 
 
 def choosing_step(forward: Callable[[RaggedBatch], Tensor], inputs: StaticInputs, vocab_size: int) -> Step:
     """A step with the result int64 [sequences, steps, 1], and [sequences, steps, 3 + ranks] with ranks.
 
-    Of each step of a sequence the token, -1 where the logits are none, then its margin in `MARGIN_UNIT`, at
-    most `MAX_MARGIN`, and the best tokens.
+    Each step of a sequence gives the token, or -1 if the logits are not numbers, then its margin in
+    `MARGIN_UNIT`, at most `MAX_MARGIN`, and the best tokens.
     """
     bucket = inputs.bucket
 
@@ -39,7 +39,7 @@ def choosing_step(forward: Callable[[RaggedBatch], Tensor], inputs: StaticInputs
             if bucket.noisy:
                 values = values + torch.where(warm[:, None], noise[i], 0.0)
             ids = values.argmax(-1)
-            # A sum is a number only if all of its parts are.
+            # A sum is finite only if all of its terms are.
             sound = torch.isfinite(logits.sum(-1))
             token = torch.where(sound, ids, -1)[:, None]
             told.append(torch.cat([token, *_ranked(values, bucket.ranks)], dim=-1))
@@ -50,7 +50,7 @@ def choosing_step(forward: Callable[[RaggedBatch], Tensor], inputs: StaticInputs
 
 
 def _ranked(values: Tensor, ranks: int) -> Sequence[Tensor]:
-    """The margin and the best tokens, nothing without ranks."""
+    """The margin and the best tokens; nothing without ranks."""
     if not ranks:
         return ()
     best = values.topk(ranks + 1, dim=-1)
@@ -59,7 +59,7 @@ def _ranked(values: Tensor, ranks: int) -> Sequence[Tensor]:
 
 
 def _noise(inputs: StaticInputs, vocab_size: int) -> Tensor:
-    """float64 [sequences, steps, vocabulary]: of the tokens that the steps decide."""
+    """float64 [sequences, steps, vocabulary]: noise of the tokens to choose."""
     bucket, device = inputs.bucket, inputs.ids.device
     decided = inputs.positions[:, None] + torch.arange(1, bucket.steps + 1, device=device)
     seeds = inputs.seeds[:, None].expand_as(decided)
@@ -69,7 +69,7 @@ def _noise(inputs: StaticInputs, vocab_size: int) -> Tensor:
 
 
 def chosen_of(told: Sequence[Sequence[Sequence[int]]], num_others: Sequence[int]) -> list[Chain]:
-    """Chains from what a step told of each sequence, padding left out."""
+    """Chains from a step's results for each sequence, without padding."""
     chains = []
     for steps, count in zip(told, num_others, strict=False):
         sound = list(itertools.takewhile(lambda entry: entry[0] >= 0, steps))

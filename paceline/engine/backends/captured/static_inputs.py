@@ -1,4 +1,4 @@
-"""The inputs of one bucket, at addresses that never change: what is written there is what a replay reads."""
+"""The inputs of one bucket, at fixed addresses that a replay reads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MASK: Final = 2**64 - 1
 
 
 class StaticInputs:
-    """Everything a step reads, in one transfer to the cache's device, which is the current one.
+    """All inputs of a step, in one transfer to the cache's device, which is the current one.
 
-    Padding repeats: rows of a sequence its last one, sequences the last of them. A repeated row writes the
-    entry that its original writes, so padding changes nothing in the cache; its logits are not returned.
+    Padding repeats the last row of a sequence, and the last sequence. A repeated row writes the same entry as
+    its original, so padding changes nothing in the cache; its logits are not returned.
     """
 
     def __init__(self, bucket: Bucket, cache: PagedCache) -> None:
@@ -46,8 +46,8 @@ class StaticInputs:
         self._device = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         parts = torch.split(self._device, sizes)
         self.ids, self.positions, self.wanted, self.seeds, temperature, address = parts
-        """int64 [sequences * rows] the first three; `wanted` names the rows whose logits are to be told, in
-        order, and then any. [sequences] the fourth: the bits of the seeds."""
+        """int64 [sequences * rows] for the first three; `wanted` has the rows whose logits are reported, in
+        order, then padding. int64 [sequences] for the fourth: the bits of the seeds."""
         self.temperatures = temperature.view(torch.float64)
         self._address = address.view(sequences, width)
         self._within = torch.arange(self._unit, device=device)
@@ -55,7 +55,7 @@ class StaticInputs:
         self._sent = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def write(self, layout: PassLayout) -> None:
-        """Take up a pass: one row or more of each sequence, or of each branch where entries are scattered."""
+        """Write a pass: one row or more of each sequence, or of each branch if entries are scattered."""
         self._begin()
         places: list[Indices] = []
         for row, sequence in enumerate(layout.sequences):
@@ -70,8 +70,7 @@ class StaticInputs:
     def write_chains(
         self, layout: PassLayout, sequences: Sequence[SequenceRows], inputs: Sequence[ChainInput]
     ) -> None:
-        """Take up some of a pass's chains: all of as many steps as the bucket has, and all on branches or
-        none."""
+        """Write some chains of a pass, all with the bucket's number of steps, and all on branches or none."""
         self._begin()
         for row, (sequence, item) in enumerate(zip(sequences, inputs, strict=True)):
             self._write(row, sequence, layout, sequence.length)
@@ -82,15 +81,15 @@ class StaticInputs:
         self._send(len(sequences))
 
     def batch(self, ids: Tensor, positions: Tensor) -> RaggedBatch:
-        """The pass over these rows, int64 [sequences * rows]; made anew in each step that is recorded.
+        """The pass over these rows, int64 [sequences * rows]; made anew in each recorded step.
 
-        A row's entry goes where its position is: key p of a sequence is what stands at position p.
+        A row's entry goes to the slot of its position: key p of a sequence is the entry at position p.
         """
         sequences, rows, keys = self.bucket.sequences, self.bucket.rows, self.bucket.keys
         places = positions.view(sequences, rows)
         slots = (self._address[:, :, None] * self._unit + self._within).view(sequences, keys)
-        # What nobody sees must be an entry of the same sequence all the same: the rest of its last block may
-        # hold no numbers, and 0 times none is none.
+        # Masked keys must also be entries of the same sequence: the rest of its last block may hold NaN, and
+        # 0 times NaN is NaN.
         gather = torch.where(self._keys <= places.amax(1, keepdim=True), slots, slots[:, :1])
         return RaggedBatch(
             cache=self._cache,
@@ -137,12 +136,12 @@ class StaticInputs:
         line[len(addresses) :] = addresses[0]
 
     def _begin(self) -> None:
-        """Wait until the last transfer has read the host's side."""
+        """Wait until the last transfer has read the host buffer."""
         if self._sent is not None:
             self._sent.synchronize()
 
     def _send(self, count: int) -> None:
-        """Fill up with the last sequence and send all of it."""
+        """Pad with the last sequence and send the buffer."""
         for part in (self._ids, self._positions, self._seeds, self._temperatures, self._addresses):
             part[count:] = part[count - 1]
         self._device.copy_(self._host, non_blocking=True)

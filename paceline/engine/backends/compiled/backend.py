@@ -24,11 +24,11 @@ from paceline.engine.layout import PassLayout
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 
 MAX_FEED: Final = 16
-"""Tokens that a chain may begin with: more are a prompt's, and a pass that can be shared."""
+"""Maximum tokens that a chain may begin with: more belong to a prompt, and to a pass that can be shared."""
 
 
 class CompiledBackend:
-    """Computes passes by `decoder_pass` and chains by `decoder_chain`. It owns their scratch memory."""
+    """Computes passes by `decoder_pass` and chains by `decoder_chain`. Owns their scratch memory."""
 
     skills = Skills(
         row_invariant=True,
@@ -55,7 +55,7 @@ class CompiledBackend:
         return self._weights.weights.nbytes
 
     def forward(self, layout: PassLayout, cache: PagedCache, cancel: CancelToken) -> Tensor | None:
-        """float32 [rows wanted, vocabulary in whole tiles]; None where it was cancelled in its first half."""
+        """float32 [rows wanted, vocabulary in whole tiles]; None if it was cancelled in its first half."""
         rows = FlatRows.of(layout)
         self._make_room(rows, cache)
         logits = np.zeros((len(rows.wanted), self._weights.shape[6]), dtype=np.float32)
@@ -79,7 +79,7 @@ class CompiledBackend:
     def draw_chains(
         self, layout: PassLayout, inputs: Sequence[ChainInput], cache: PagedCache, cancel: CancelToken
     ) -> Sequence[Chain]:
-        """Every input's chain; all that was fed is in `cache` afterwards."""
+        """The chain of every input; all fed tokens are then in `cache`."""
         rows, vocab_size = FlatRows.of(layout), self._vocab_size
         count, longest = len(inputs), inputs[0].steps
         self._make_room(rows, cache, longest)
@@ -137,7 +137,7 @@ class CompiledBackend:
         return chains
 
     def _make_room(self, rows: FlatRows, cache: PagedCache, more_keys: int = 0) -> None:
-        """See to it that the cache's entries and enough scratch are at hand."""
+        """Provide the cache's entries and enough scratch."""
         if cache is not self._cache:
             assert cache.flat is not None
             self._cache, self._entries = cache, cache.flat.numpy()
@@ -147,16 +147,16 @@ class CompiledBackend:
             self._work = aligned(size).view(np.float32)
 
     def pack(self) -> bool:
-        """Give up the model's own copies of the weights: it runs through this backend only from here on."""
+        """Release the model's own copies of the weights, which then runs through this backend only."""
         release(self._model)
         return True
 
 
 def compiled_backend(served: ServedModel) -> CompiledBackend | None:
-    """For float32 models on a CPU that the fused pass covers, in widths of whole tiles.
+    """The compiled backend, for supported float32 models on a CPU with widths of whole tiles.
 
-    It uses one thread: with more of them oneDNN's products are faster, and it serves only where
-    `deterministic` asks for it.
+    It uses one thread: with more threads oneDNN's products are faster, and it serves only if `deterministic`
+    is set.
     """
     alike = len({(layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in served.layers}) == 1
     enough = torch.get_num_threads() == 1 or served.deterministic

@@ -1,4 +1,4 @@
-"""Several passes in a row as one compiled function, each of which feeds what the one before it chose."""
+"""Several passes in a row as one compiled function; each feeds the token chosen by the previous one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paceline.engine.backends.compiled.options import OPTIONS
 
 @njit(**STRICT)
 def _broken(row, vocabulary):
-    """True where a row's logits are no distribution."""
+    """True if a row's logits are not a distribution."""
     odd = 0
     for v in range(vocabulary):
-        # Neither NaN nor an infinity is 0 here. Sums that may be reordered would cancel.
+        # NaN and infinities do not give 0 here. Sums, which may be reordered, could cancel them.
         odd += row[v] - row[v] != np.float32(0.0)
     return odd > 0
 
@@ -29,28 +29,32 @@ def decoder_chain(
     uniforms, masses, bounds, vocabulary, work, logits, tokens, others, margins, support_ids,
     probabilities, lengths, cancel,
 ):  # fmt: skip
-    """Feed rows, and then each chain its own token, until it has steps[c]. Arguments as for `decoder_pass`,
-    whose rows are those of the first step, besides:
+    """Feed rows, then feed each chain its own tokens, until it has steps[c].
+
+    Arguments as for `decoder_pass`, whose rows are those of the first step, and:
 
     Args:
-        keys: room for those of all steps: a chain sees one key more at each.
+        keys: room for those of all steps: a chain sees one more key at each step.
         wanted: int64 [C]: the last row of each chain.
-        steps: int64 [C], falling.
-        temperatures: float64 [C], above 0: what logits are divided by.
-        noisy, seeds, decided: bool and twice uint64 [C]: whether a chain chooses by coupled noise, of which
-            seed, and the position that its first token decides.
-        uniforms: float64 [C, steps[0]], or [1, 1] where nobody draws.
-        masses, bounds: float64 and int64 [C]: what a chain that draws keeps; one that chooses has bound 0.
-        vocabulary: tokens to choose from; the model's output may be wider.
+        steps: int64 [C], decreasing.
+        temperatures: float64 [C], above 0: divisors of the logits.
+        noisy, seeds, decided: bool and twice uint64 [C]: whether a chain chooses by coupled noise, the seed,
+        and
+            the position of its first chosen token.
+        uniforms: float64 [C, steps[0]], or [1, 1] if no chain draws.
+        masses, bounds: float64 and int64 [C]: limits of a drawing chain's distributions; otherwise the bound
+        is 0.
+        vocabulary: number of tokens to choose from; the model's output may be wider.
         logits: float32 [C, vocabulary in whole tiles].
-        tokens: int64 [C, steps[0]]: what was chosen; -1 and anything after it where logits were none, or
-            where it stopped.
+        tokens: int64 [C, steps[0]]: the chosen tokens; -1, then undefined values, if logits were not numbers
+            or
+            the chain was cancelled.
         others: int64 [C, steps[0], O]: the next best tokens, best first; O may be 0.
-        margins: float64 [C, steps[0]]: what a token's score is above the best other one's, where O > 0.
-        support_ids, probabilities: uint32 and float32 [C, steps[0], largest bound]: what was drawn from.
-        lengths: int64 [C, steps[0]]: of these supports.
-        cancel: int8 [1]: where another thread makes it other than 0, no step begins but the first, and one
-            that is not half done is given up.
+        margins: float64 [C, steps[0]]: a token's score minus the best other one's, if O > 0.
+        support_ids, probabilities: uint32 and float32 [C, steps[0], largest bound]: the drawn distributions.
+        lengths: int64 [C, steps[0]]: sizes of these distributions.
+        cancel: int8 [1]: if another thread sets it, no step begins except the first, and a step that has not
+            reached its halfway point is cancelled.
     """
     chains = len(wanted)
     values, best = np.empty(others.shape[2] + 1), np.empty(others.shape[2] + 1, dtype=np.int64)

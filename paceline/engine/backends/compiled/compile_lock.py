@@ -1,4 +1,4 @@
-"""Compiling what nobody compiled before, by one process of a machine while the others wait for it."""
+"""Compiles uncached functions in one process of a machine while the others wait for it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any, Final
 from filelock import FileLock
 
 _called: Final[set[Any]] = set()
-"""What has been called: to ask numba for that takes longer than all the rest here."""
+"""Functions already called: asking numba takes longer than the rest of this function."""
 
 
 def call(compiled: Any, *args: Any) -> Any:
-    """Call a function of numba's that is cached on disk; returns what it returns.
+    """Call a numba function that is cached on disk; returns its result.
 
-    Whoever calls it first compiles it, for half a minute of a core. Target, draft and their replicas start
-    together: the first of them compiles, and the others read what it left. The lock falls with the process
-    that holds it.
+    The first caller compiles the function, which takes half a minute of a core. Target, draft and their
+    replicas start together: the first one compiles, and the others read the cache. The lock is released with
+    the process that holds it.
 
-    One lock for all functions of a folder: one of them calls another, and who compiles it compiles both.
+    One lock covers all functions of a folder, because compiling one of them compiles the functions that it
+    calls.
     """
     if compiled in _called:
         return compiled(*args)
@@ -38,7 +39,7 @@ def _turn(compiled: Any) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _where_possible(lock: FileLock) -> Iterator[None]:
-    # Where a file cannot be locked or made, all is as without it: several compile the same.
+    # If a file cannot be locked or created, several processes compile the same function.
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, NotImplementedError):
             held.enter_context(lock)

@@ -1,4 +1,4 @@
-"""The rows of a pass as the compiled functions read them: flat arrays of integers."""
+"""The rows of a pass in the form of the compiled functions: flat arrays of integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FlatRows:
     positions: Indices
     slots: Indices
     keys: Indices
-    """Of a chain those of all its steps."""
+    """For a chain, those of all its steps."""
     key_first: Indices
     key_count: Indices
     wanted: Indices
@@ -26,7 +26,7 @@ class FlatRows:
 
     @classmethod
     def of(cls, layout: PassLayout) -> FlatRows:
-        """The same rows."""
+        """The rows of `layout`."""
         ids, positions, slots = layout.rows
         sequences = layout.sequences
         if len(sequences) == 1:

@@ -1,7 +1,6 @@
-"""Products of a few rows with a matrix that lies in tiles.
+"""Products of a few rows with a matrix stored in tiles.
 
-Each output of a row is one sum over its inputs, in their order, however many rows there are and whatever
-tiles the matrix lies in.
+Each output of a row is one sum over its inputs, in their order, for any number of rows and any tile layout.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from paceline.engine.backends.compiled.tiles import (
 from paceline.engine.backends.compiled.vectors import LANES, address_of
 
 _WAITING: Final = 2
-"""So few rows have too few sums in one narrow tile to keep the arithmetic busy."""
+"""With so few rows, one narrow tile has too few sums to occupy the arithmetic units."""
 
 
 def by_rows(of, most):
-    """A product of any number of rows, from one of at most so many, which share a read of what they read."""
+    """A product of any number of rows, from one of at most `most` rows that share a read of the weights."""
 
     @njit(**OPTIONS)
     def product(x, ldx, w, n, out, to, ldo, rows, *tiles):
@@ -42,9 +41,9 @@ def by_rows(of, most):
 
 
 def _streamed(of, most, stream, most_ahead):
-    """The same for weights that are too many for the nearest caches, `stream` vectors of them in a row.
+    """`by_rows` for weights that exceed the nearest caches, with `stream` vectors of them in a row.
 
-    Those that come next are fetched, `most_ahead` words before they are read where one read serves all rows.
+    The next weights are prefetched, `most_ahead` words ahead if one read serves all rows.
     """
 
     @njit(**OPTIONS)
@@ -54,7 +53,7 @@ def _streamed(of, most, stream, most_ahead):
         for left in range(reads, 0, -1):
             some = (rows - r + left - 1) // left
             if reads > 1:
-                # Each read of a tile lets its share of the next one come.
+                # Each read of a tile prefetches its share of the next one.
                 ahead, pace = length + (reads - left) * length // reads, (1 << PACE_BITS) // reads
             some_x, some_out = address_of(x, r * ldx), address_of(out, to + r * ldo)
             of(some_x, ldx, w, n, some_out, ldo, some, tiles, apart, ahead, pace)
@@ -64,7 +63,7 @@ def _streamed(of, most, stream, most_ahead):
 
 
 def _product_of(sums, to_word):
-    """The product with a matrix in words of so many weights: by one vector of outputs at a time, or more."""
+    """The product with a matrix in words of `to_word` weights, by one or more vectors of outputs."""
     narrow, broad = sums
     streams = 1 if BESIDE else BROAD
     of_tile = _streamed(narrow, MOST_ROWS, 1, AHEAD)
@@ -75,7 +74,7 @@ def _product_of(sums, to_word):
         first, last, tall = 0, 0, n_in // to_word
         if BESIDE or rows <= _WAITING:
             last = n_out // (BROAD * LANES) * (BROAD * LANES)
-        # More rows than share a read meet a tile while it is in a near cache.
+        # With more rows than share a read, a tile is read again while it is in a near cache.
         width = last if rows <= MOST_OF_BROAD else BROAD * LANES
         while first < last:
             w = address_of(weights, offset + first * tall)
@@ -99,7 +98,7 @@ _product_of_halves = _product_of(add_halves, 2)
 def matrix_product(x, ldx, weights, halves, offset, n_in, n_out, out, ldo, rows):
     """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles.
 
-    `halves`: whether a word is two bfloat16 (weights.py), not a float32. Returns where the next W begins.
+    `halves`: True if a word is two bfloat16 (weights.py), not a float32. Returns the offset of the next W.
     """
     if halves:
         return _product_of_halves(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)

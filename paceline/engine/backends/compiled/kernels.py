@@ -2,8 +2,8 @@
 
 Weights lie in tiles of 16 outputs, so that one read of a weight serves all rows. **Every row is computed by
 the same operations in the same order whatever other rows are in the pass**: a product sums over its inputs
-one by one, an attention row over its own keys. So a token's logits are bitwise the same in prefill, in
-plain decoding and in the verification of any proposal, alone or among other sequences.
+one by one, an attention row over its own keys. So a token's logits are bitwise the same in prefill, in plain
+decoding and in the verification of any proposal, alone or among other sequences.
 
 The compiled function is cached on disk beside this file, or in the user's cache folder.
 """
@@ -23,10 +23,10 @@ from paceline.engine.backends.compiled.tiles import MOST_ROWS, mix, tile
 from paceline.engine.backends.compiled.vectors import LANES, address_of, exp, fetch, largest_of_tiles, turn
 
 _TOGETHER: Final = 8
-"""Rows of a sequence whose attention is computed together."""
+"""Number of rows of a sequence whose attention is computed together."""
 _APART: Final = LANES
-"""Numbers of scratch between two rows. Rows that are a power of two apart share the few places of the nearest
-cache that their addresses allow: 24 rows of 2,048 numbers were multiplied at a third of the speed."""
+"""Numbers of padding between two rows. Rows at a distance of a power of two compete for the few cache lines
+with equal address bits: 24 rows of 2,048 numbers were multiplied at a third of the speed."""
 
 _tile = by_rows(tile, MOST_ROWS)
 _mix = by_rows(mix, MOST_ROWS)
@@ -71,7 +71,6 @@ def _gated(gate_up, n, out):
 
 @njit(**OPTIONS)
 def _largest(row, count):
-    """The largest of the numbers."""
     whole = count // LANES
     most = largest_of_tiles(address_of(row, 0), whole) if whole else row[0]
     for j in range(whole * LANES, count):
@@ -81,13 +80,13 @@ def _largest(row, count):
 
 @njit(**OPTIONS)
 def _softmax(row, low, count, end, scaling):
-    """e^(scaling (score - the largest)) for row[low:count], 0 before and after. Returns 1 / their sum."""
+    """e^(scaling (score - maximum)) for row[low:count], 0 before and after. Returns 1 / their sum."""
     for j in range(low):
         row[j] = np.float32(0.0)
     for j in range(count, end):
         row[j] = np.float32(0.0)
     seen = row[low:count]
-    # The scaling is positive: the largest stays the largest.
+    # The scaling is positive, so the maximum stays the maximum.
     most = _largest(seen, count - low)
     total = np.float32(0.0)
     for j in range(count - low):
@@ -102,18 +101,18 @@ def _compared(
     queries, many, entries, width, dim, head, value, keys, first, count, next_first, next_count, near, turned,
     scores,
 ):  # fmt: skip
-    """scores[:many, :count] = queries K, 16 keys at a time: turned round, they meet a query all at once.
+    """scores[:many, :count] = queries K, with 16 transposed keys at a time against each query.
 
-    Meanwhile what will be read next is fetched: this head's part of the entries of another sequence
-    (keys[next_first:], `next_count`), or, without one, this sequence's values, which begin at `value` of an
-    entry, and the keys of its first head.
+    Meanwhile the next data is prefetched: this head's part of another sequence's entries (keys[next_first:],
+    `next_count`), or, without one, this sequence's values, which begin at `value` of an entry, and the keys
+    of its first head.
     """
     span = (count + LANES - 1) // LANES * LANES
     key_part, value_part = address_of(entries, head * dim), address_of(entries, value)
     for block in range(0, span, LANES):
         slots = address_of(keys, first + block)
         if block + LANES > count:
-            # The last one stands in for those that are missing; nobody reads what comes of it.
+            # The last key fills missing places; their results are not read.
             for i in range(LANES):
                 near[i] = keys[first + min(block + i, count - 1)]
             slots = address_of(near, 0)
@@ -143,12 +142,12 @@ def _attended(
 ):  # fmt: skip
     """Attention of `rows` rows of one sequence, whose first is row `at` of qkv, `counts` and out.
 
-    Row r sees counts[r] entries, whose slots are keys[first:], or the last `window` of them. All rows meet
-    all keys that any of them sees; what a row does not see adds nothing to its sums.
+    Row r sees counts[r] entries, whose slots are keys[first:], or the last `window` of them. All rows are
+    multiplied with all keys that any of them sees; masked keys add nothing to a row's sums.
 
-    next_first, next_count: what the next sequence sees of keys; none where there is none. near: int64 [16];
-    scratch: what `scratch_of` counts by key, and besides. A row of qkv begins `ldq` after the one before it,
-    of out [rows, heads * dim] `ldo`.
+    next_first, next_count: the keys of the next sequence; no keys if there is none. near: int64 [16];
+    scratch: the per-key and fixed parts of `scratch_of`. Consecutive rows of qkv are `ldq` apart, those of
+    out [rows, heads * dim] `ldo`.
     """
     many = rows * group
     begin, end = counts[at], counts[at]
@@ -175,7 +174,7 @@ def _attended(
             sees = counts[at + m // group]
             low = max(sees - window, 0) - begin if window else 0
             shares[m] = _softmax(scores[m * span : (m + 1) * span], low, sees - begin, count, scaling)
-        # While a sequence's values are read, the keys of its next head come.
+        # While a sequence's values are read, the keys of its next head are prefetched.
         further = (h + 1) * dim - value if h + 1 < kv_heads and next_count == 0 else 0
         v, slots = address_of(entries, value), address_of(keys, first)
         _mix(scores, span, v, count, mixed, 0, dim, many, dim // LANES, LANES, slots, width, further)
@@ -213,17 +212,17 @@ def decoder_pass(
     logits,
     cancel,
 ):
-    """Feed rows to a decoder, write their keys and values, and give the logits of the rows wanted.
+    """Feed rows to a decoder, write their keys and values, and give the logits of the wanted rows.
 
     Args:
         shape: int64 [9]: layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary in whole tiles,
-            whether query, key and value have biases, and whether a word is two bfloat16.
+            1 if query, key and value have biases, and 1 if a word is two bfloat16.
         epsilon, scaling: of the norms and of the attention, float32.
-        windows: int64 [layers]: how many entries back a row sees, its own included; 0 for all.
+        windows: int64 [layers]: number of entries that a row sees, its own included; 0 for all.
         embedding: float32 [vocabulary, hidden].
         weights: uint32, flat, the bits of a float32 each, or of two bfloat16: of each layer qkv, output, gate
             and up, down; then the head (weights.py). One type for both: numba's cache on disk is not safe
-            where two processes compile the same function for different types.
+            if two processes compile the same function for different types.
         gains: float32 [2 layers + 1, hidden]: of each layer's two norms, and of the last one.
         biases: float32 [layers, qkv], or [1, 1].
         head_gains: float32 [layers, heads + kv_heads, head_dim], or [1, 1, 1] for a model without.
@@ -231,15 +230,15 @@ def decoder_pass(
         entries: float32 [layers, slots * width]: the cache.
         ids, positions, slots: int64 [R] of each row.
         keys: int64, flat: slots of entries in order of position.
-        key_first, key_count: int64 [R]: what each row sees of `keys`, its own slot last.
+        key_first, key_count: int64 [R]: the range of `keys` that each row sees, its own slot last.
         wanted: int64 [W]: rows whose logits are wanted.
-        work: float32, flat: scratch as `scratch_of` says, which begins where a line of the cache does.
+        work: float32, flat: scratch of the size `scratch_of`, aligned to a cache line.
         logits: float32 [W, vocabulary in whole tiles], zeroed.
-        cancel: int8 [1]: where another thread makes it other than 0 before half of the layers have begun, the
-            pass is given up.
+        cancel: int8 [1]: if another thread sets it before half of the layers have begun, the pass is
+            cancelled.
 
     Returns:
-        True, and False where it was given up: then `logits` and the rows' keys and values are nothing.
+        False if the pass was cancelled: `logits` and the rows' keys and values are then undefined. Else True.
     """
     layers, hidden, heads, kv_heads, dim, inner, vocabulary, biased, halves = shape
     rows, group = len(ids), heads // kv_heads
@@ -291,7 +290,7 @@ def decoder_pass(
             while r + together < rows and together < _TOGETHER and key_first[r + together] == key_first[r]:
                 together += 1
             after = min(r + together, rows - 1)
-            # More rows of this sequence find all of it at hand.
+            # Further rows of this sequence find all data in the cache.
             next_count = key_count[after] if key_first[after] != key_first[r] else 0
             skipped = max(next_count - windows[layer], 0) if windows[layer] else 0
             _attended(
@@ -318,7 +317,7 @@ def decoder_pass(
 
 
 def scratch_of(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Floats of scratch that a pass needs for each row, for each key of the longest sequence, and besides."""
+    """Floats of scratch that a pass needs for each row, for each key of the longest sequence, and in all."""
     _, hidden, heads, kv_heads, dim, inner, *_ = shape
     rows = 2 * hidden + (heads + 2 * kv_heads) * dim + heads * dim + 3 * inner + 6 * _APART
     many = _TOGETHER * heads // kv_heads

@@ -1,6 +1,6 @@
-"""Sums of products in registers, written as LLVM instructions: what numba has no words for.
+"""Sums of products in registers, written as LLVM instructions that numba cannot express.
 
-Each sum is taken in one order, whatever else is computed beside it.
+Each sum has a fixed order, whatever else is computed beside it.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from paceline.engine.backends.compiled.vectors import (
 )
 
 BESIDE: Final = bool(get_host_cpu_features().get("avx512f"))
-"""Whether weights of `BROAD` vectors lie side by side for every input. All of them are one stream of memory
-then; two tiles at a time, one behind the other, are two, which memory gives less of."""
+"""True if the weights of `BROAD` vectors lie side by side for every input. They are then one stream of
+memory, which is faster than the two streams of two consecutive tiles."""
 BROAD: Final = 4 if BESIDE else 2
-"""Vectors of outputs at a time: an input is loaded once for all, and fewer sums wait for their own."""
+"""Vectors of outputs at a time: an input is loaded once for all, and fewer sums wait for their own result."""
 MOST_ROWS: Final = 6
-"""Rows that share one read of a tile: their sums leave room among the registers for weights and an input."""
+"""Maximum rows that share one read of a tile, so that registers remain for weights and an input."""
 MOST_OF_BROAD: Final = 6 if BESIDE else 3
-"""The same for `BROAD` vectors at a time: with 16 registers it pays for very few rows only."""
+"""Maximum rows for `BROAD` vectors at a time: with 16 registers, this pays for very few rows only."""
 
 AHEAD: Final = 3072
-"""Weights are fetched so many words ahead: a processor's own prefetching stops at every page."""
+"""Prefetch distance in words: a processor's own prefetching stops at every page."""
 PACE_BITS: Final = 16
 """A pace is in units of 2^-16."""
 
 
 def _inputs_at(b: Any, pointer: Any, to_word: int) -> list[Any]:
-    """The weights of 16 outputs that begin there, as float32: of two inputs if two share a word."""
+    """The weights of 16 outputs at an address, as float32: of two inputs if two share a word."""
     if to_word == 1:
         return [load(b, pointer)]
-    # The bits of a bfloat16 are a float32's upper ones.
+    # The bits of a bfloat16 are the upper half of a float32.
     words = load(b, pointer, WORDS)
     low = b.shl(words, ir.Constant(WORDS, [16] * LANES))
     high = b.and_(words, ir.Constant(WORDS, [0xFFFF0000] * LANES))
@@ -56,7 +56,7 @@ def _inputs_at(b: Any, pointer: Any, to_word: int) -> list[Any]:
 
 
 def _one_turn_at_a_time(module: Any) -> Any:
-    """Metadata of a loop that LLVM must not unroll. It names itself first, as that of every loop does."""
+    """Metadata of a loop that LLVM must not unroll. Like all loop metadata, it refers to itself first."""
     told = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
     loop = module.add_metadata([ir.MetaDataString(module, f"loop {len(module.metadata)}"), told])
     loop.operands = (loop, told)
@@ -64,10 +64,10 @@ def _one_turn_at_a_time(module: Any) -> Any:
 
 
 def _fetch_ahead(b: Any, tiles: Sequence[Any], place: Any, apart: Any, ahead: Any, pace: Any) -> None:
-    """Ask for words that will be read after those at `place` of these tiles, which may lie `apart`."""
+    """Prefetch the words to be read after those at `place` of these tiles, which may lie `apart`."""
     ahead = b.add(b.ashr(b.mul(place, pace), ir.Constant(I64, PACE_BITS)), ahead)
     if apart is not None:
-        # Past the end of these tiles come those after all of them.
+        # After the end of these tiles, prefetch the tiles after all of them.
         past = b.icmp_signed(">=", ahead, apart)
         others = b.mul(apart, ir.Constant(I64, len(tiles) - 1))
         ahead = b.add(ahead, b.select(past, others, ir.Constant(I64, 0)))
@@ -76,7 +76,7 @@ def _fetch_ahead(b: Any, tiles: Sequence[Any], place: Any, apart: Any, ahead: An
 
 
 def _fetch_by_index(b: Any, i: Any, one: Any, other: Any, of_one: Any, of_other: Any, stride: Any) -> None:
-    """Ask for one of the lines, 16 words each, that begin where two indices of 16 places each point."""
+    """Prefetch one of the 16-word lines that begin at two indices of 16 places each."""
     lane, line = b.and_(i, ir.Constant(I64, LANES - 1)), b.and_(i, ir.Constant(I64, -LANES))
     for index, of in ((one, of_one), (other, of_other)):
         slot = b.load(b.gep(index, [lane]))
@@ -84,7 +84,7 @@ def _fetch_by_index(b: Any, i: Any, one: Any, other: Any, of_one: Any, of_other:
 
 
 def _vectors_at(b: Any, w: Any, count: int, apart: Any) -> list[Any]:
-    """Where so many vectors of an input's weights begin: side by side, or `apart`."""
+    """Addresses of `count` vectors of an input's weights: side by side, or `apart`."""
     offsets = [
         ir.Constant(I64, u * LANES) if apart is None else b.mul(apart, ir.Constant(I64, u))
         for u in range(count)
@@ -94,7 +94,7 @@ def _vectors_at(b: Any, w: Any, count: int, apart: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """What `_sum_of_products` says."""
+    """The parameters of `_sum_of_products`."""
 
     wide: int = 1
     beside: bool = False
@@ -105,7 +105,7 @@ class _Kind:
 
 
 def _sum_rows(b: Any, args: Any, rows: int, after: Any, kind: _Kind) -> None:
-    """The sums of so many rows; `after` comes then."""
+    """The sums of `rows` rows; then branch to `after`."""
     x, ldx, w, n, out, ldo, _, tiles, apart = args[:9]
     wide, between, fma = kind.wide, None if kind.beside else apart, multiply_add(b)
 
@@ -167,19 +167,22 @@ def _sum_of_products(most: int, **what: Any) -> Any:
     """out[r, :16] = sum over i < n of x[r, i] * w[i, :16], in the order of i, summed in registers, r < rows.
 
     x[r] begins at x + r * ldx, out[r] at out + r * ldo, w[i] at w + i * 16. n is positive, and rows is 1 to
-    `most`. And so for each of `tiles` outputs of 16, a multiple of `wide`, which are computed at the same
-    time: w of the next one begins `apart` words after that of the one before. What else there is:
+    `most`. The same holds for each of `tiles` groups of 16 outputs, a multiple of `wide`, which are computed
+    at the same time: w of the next group begins `apart` words after that of the previous one. Options:
 
-    beside: the weights of `wide` outputs of 16 lie side by side: w[i] of the first begins at
-        w + i * 16 * `wide`, that of each other 16 words after the one before. The next `wide` outputs'
-        begin `wide` * `apart` words further.
-    indexed: w[i] begins at w + index[i] * stride, and what is `further` words further is fetched.
-    fetches: beside w[i] line i // 16 (of 16 words) is fetched of what begins at of + index[i % 16] * stride,
-        for two indices.
-    adds: the sum begins with what out holds. w is long, and is fetched before it is read: beside the word at
-        place p of a tile that at `ahead` + `pace` p, at most two tiles further; past the end of a tile lies
-        the next one.
-    to_word: 2 where a word is two bfloat16, as weights.py lays them out, and n is even.
+    beside: the weights of `wide` groups lie side by side: w[i] of the first begins at w + i * 16 * `wide`,
+    that
+        of each other group 16 words after the previous one. The next `wide` groups begin `wide` * `apart`
+        words
+        later.
+    indexed: w[i] begins at w + index[i] * stride, and the data `further` words later is prefetched.
+    fetches: with w[i], line i // 16 (of 16 words) of the data at of + index[i % 16] * stride is prefetched,
+    for
+        two indices.
+    adds: the sum begins with the value in out. w is long and is prefetched: with the word at place p of a
+    tile,
+        the word at `ahead` + `pace` p, at most two tiles later; the next tile follows the end of a tile.
+    to_word: 2 if a word is two bfloat16, as weights.py lays them out; n is then even.
     """
 
     kind = _Kind(**what)

@@ -1,4 +1,4 @@
-"""What vectors of a processor do that numba has no words for, written as LLVM instructions."""
+"""Vector operations that numba cannot express, written as LLVM instructions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES: Final = 16
-"""Numbers of a vector: two AVX registers, one AVX-512 register, four of NEON."""
+"""Numbers in a vector: two AVX registers, one AVX-512 register, four of NEON."""
 
 F32 = ir.FloatType()
 I32 = ir.IntType(32)
@@ -36,7 +36,7 @@ def address_of(typing: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def fetch(typing: Any, pointer: Any) -> Any:
-    """Ask for the line that is there."""
+    """Prefetch the cache line at an address."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         prefetch(b, args[0], 2)
@@ -47,7 +47,7 @@ def fetch(typing: Any, pointer: Any) -> Any:
 
 @intrinsic
 def exp(typing: Any, x: Any) -> Any:
-    """e^x for x <= 0 to a unit or two in the last place; NaN for NaN. In instructions that loops can widen.
+    """e^x for x <= 0 within two units in the last place; NaN for NaN. Loops can vectorise it.
 
     Reduced by Cody and Waite to e^r 2^n with |r| <= ln(2) / 2; the polynomial is that of Cephes' expf.
     """
@@ -62,10 +62,11 @@ def exp(typing: Any, x: Any) -> Any:
         def fma(one: Any, other: Any, addend: Any) -> Any:
             return b.call(multiply_add, [one, other, addend])
 
-        # Below, 2^n would leave the range of normal numbers. Unordered comparison is false: NaN stays.
+        # Below this, 2^n would leave the range of normal numbers. Ordered comparison is false for NaN, which
+        # stays.
         low = b.fcmp_ordered("<", args[0], number(-87.0))
         x = b.select(low, number(-87.0), args[0])
-        # Adding 1.5 * 2^23 rounds to a whole number, which then stands in the low bits.
+        # Adding 1.5 * 2^23 rounds to an integer, which then is in the low bits.
         rounder = number(12582912.0)
         shifted = fma(x, number(1.44269504), rounder)
         n = b.fsub(shifted, rounder)
@@ -98,13 +99,13 @@ def spread(b: Any, scalar: Any) -> Any:
 
 
 def multiply_add(b: Any) -> Any:
-    """The function of a vector times another and a third one, rounded once."""
+    """The fused multiply-add of vectors, rounded once."""
     kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
     return cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32")
 
 
 def prefetch(b: Any, pointer: Any, nearness: int) -> None:
-    """Ask for what is there: into the nearest cache (3) or the next one (2)."""
+    """Prefetch an address into the nearest cache (3) or the next one (2)."""
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
     fetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
@@ -121,7 +122,7 @@ def _shuffled(b: Any, one: Any, other: Any, lanes: Sequence[int]) -> Any:
 
 
 def _turned(b: Any, rows: Sequence[Any]) -> list[Any]:
-    """The columns of eight vectors of eight: at each step half as far apart, they swap their halves."""
+    """Transpose eight vectors of eight: each step swaps halves at half the previous distance."""
     vectors = list(rows)
     for far in (4, 2, 1):
         low = [lane if not lane & far else lane - far + 8 for lane in range(8)]
@@ -158,7 +159,7 @@ def turn(typing: Any, entries: Any, slots: Any, width: Any, out: Any) -> Any:
 
 @intrinsic
 def largest_of_tiles(typing: Any, numbers: Any, tiles: Any) -> Any:
-    """The largest of 16 * tiles numbers, NaN left out unless it comes first; tiles is positive."""
+    """The maximum of 16 * tiles numbers, ignoring NaN unless it comes first; tiles is positive."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         numbers, tiles = args

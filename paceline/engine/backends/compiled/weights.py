@@ -1,8 +1,8 @@
 """A model's weights laid out for the compiled pass.
 
-A decode step reads every weight once, and takes as long as that. Weights that are bfloat16 numbers, as
-nearly all checkpoints' are, are kept as such: half the bytes, and the same products, since a bfloat16 is
-a float32 whose lower half is zero. Any other weight keeps all of them in float32.
+The time of a decode step is the time to read every weight once. If all weights are bfloat16 numbers, as in
+nearly all checkpoints, they are stored as such: half the bytes and the same products, since a bfloat16 is a
+float32 whose lower half is zero. Any other weight keeps all of them in float32.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]
 
 _LARGE_PAGE: Final = 1 << 19
-"""Words of 2 MiB."""
+"""Words in 2 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What `decoder_pass` takes of a model; see there."""
+    """The weight arguments of `decoder_pass`."""
 
     shape: Integers
     epsilon: np.float32
@@ -45,7 +45,7 @@ class Weights:
 
     @classmethod
     def of(cls, model: Any, windows: Sequence[int | None], positions: int) -> Weights:
-        """Copy them out of a model of the Llama family; see `release` for the model's own."""
+        """Copy the weights out of a model of the Llama family; `release` frees the model's own."""
         config, layers = model.config, model.model.layers
         attention = layers[0].self_attn
         embedding = model.model.embed_tokens.weight.data
@@ -78,9 +78,9 @@ class Weights:
 
 
 def release(model: Any) -> None:
-    """Give up the model's own copies of what `Weights` holds; it cannot run any more.
+    """Release the model's own copies of the weights; it can no longer run.
 
-    The embedding stays: it is shared.
+    The embedding stays, because it is shared.
     """
     for layer in model.model.layers:
         for linear in _linears(layer):
@@ -102,7 +102,7 @@ def fits(model: Any) -> bool:
 
 
 def _beyond_inputs(model: Any) -> Iterator[Any]:
-    """Products that may not have a bias: all but query, key and value."""
+    """Products that may not have a bias: all except query, key and value."""
     yield model.lm_head
     for layer in model.model.layers:
         yield from (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
@@ -147,10 +147,10 @@ def _is_bfloat16(weight: Tensor) -> bool:
 
 
 def aligned(words: int) -> Words:
-    """So many of them, unset, from where a line of the cache begins: no vector then lies in two lines.
+    """An uninitialised array of `words`, aligned to a cache line so that no vector spans two lines.
 
-    Many of them lie in large pages, from where one begins: a pass reads all of them, and has to look every
-    page up. (numpy asks Linux for that where an array takes two of them.)
+    A large array is aligned to large pages: a pass reads all of it, and needs a lookup for every page. (numpy
+    requests large pages from Linux for arrays of two or more.)
     """
     begins, more = (_LARGE_PAGE, 2 * _LARGE_PAGE) if words >= _LARGE_PAGE // 2 else (LANES, LANES)
     room = np.empty(words + more, dtype=np.uint32)
@@ -165,9 +165,9 @@ def _one_after_the_other(parts: Sequence[Words]) -> Words:
 def _tiles(weight: Tensor, halves: bool) -> Words:
     """[out, in] as tiles of 16 outputs, one after the other.
 
-    Where `BROAD` of them lie side by side they are one tile of so many times 16, and only what is left over
-    are tiles of 16. A tile of n outputs is [in, n] flat; missing outputs are zero. As halves it is
-    [in / 2, n], each word an input's weight and in its upper half the next input's.
+    With `BESIDE`, `BROAD` of them form one wide tile, and only the remainder are tiles of 16. A tile of n
+    outputs is [in, n] flat; missing outputs are zero. As halves it is [in / 2, n], each word with an input's
+    weight and, in its upper half, the next input's.
     """
     n_out, n_in = weight.shape
     padded = torch.zeros(_in_whole_tiles(n_out), n_in)
@@ -179,7 +179,7 @@ def _tiles(weight: Tensor, halves: bool) -> Words:
 
 
 def _alike(weight: Tensor, outputs: int, halves: bool) -> Words:
-    """[out, in] as tiles of so many outputs, of which `out` is a multiple."""
+    """[out, in] as tiles of `outputs` outputs, of which `out` is a multiple."""
     tiles = weight.view(-1, outputs, weight.shape[1]).transpose(1, 2).contiguous()
     words: Words = tiles.view(-1).numpy().view(np.uint32)
     if not halves:
