@@ -60,7 +60,7 @@ class Lookahead:
         self._clock = clock
         self._by_sequence: dict[str, SequenceBranches] = {}
         self._adopted: dict[str, Work] = {}
-        """Adopted branches with a suffix, until the round that they became the proposal of has branches."""
+        """Adopted branches with a suffix. Each stays until the round that uses it has branches."""
         self._answered: dict[str, AnsweredRound] = {}
         """Rounds without branches yet."""
         self.has_unsent = False
@@ -164,7 +164,7 @@ class Lookahead:
             if left:
                 self._draw_step(left)
         except Exception:
-            log.exception("drafting on %d branches failed; going on without them", len(work))
+            log.exception("drafting on %d branches failed; continuing without them", len(work))
             self.free()
             return []
         if self._cancel.cancelled:

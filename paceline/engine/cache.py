@@ -163,5 +163,5 @@ def default_memory_bytes(device: torch.device | str) -> int:
         return int(free * share)
     available = available_bytes()
     if available is None:
-        raise InvalidArgumentError("num_blocks", "must be given: this system does not tell how much is free")
+        raise InvalidArgumentError("num_blocks", "must be given: this system does not report its free memory")
     return int(available * share)

@@ -31,9 +31,7 @@ def memory_for_cache(device: torch.device, share: float | None) -> int:
         return default_memory_bytes(device)
     if device.type != "cuda":
         # `auto` found no GPU, and a share of a GPU does not apply to this machine's memory.
-        log.warning(
-            "--gpu-memory-utilization is of a GPU, and this worker found none: it computes on %s", device
-        )
+        log.warning("--gpu-memory-utilization applies to GPUs only, and this worker computes on %s", device)
         return default_memory_bytes(device)
     free, total = torch.cuda.mem_get_info(device)
     allowed, held = int(total * share), torch.cuda.memory_reserved(device)
@@ -45,8 +43,8 @@ def memory_for_cache(device: torch.device, share: float | None) -> int:
     if allowed - held > free:
         raise InvalidArgumentError(
             "gpu_memory_utilization",
-            f"{asked}, of which the weights take {_gib(held)}, and only {_gib(free)} are free for the rest: "
-            f"ask for at most {(held + free) / total:.2f}, or end what else runs on this device",
+            f"{asked}; the weights take {_gib(held)} of it, and only {_gib(free)} are free for the rest: "
+            f"ask for at most {(held + free) / total:.2f}, or stop other processes on this device",
         )
     return allowed - held
 

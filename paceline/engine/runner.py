@@ -261,4 +261,4 @@ def max_length_of(config: Any) -> int:
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
             return value
-    raise InvalidArgumentError("model", "its config does not say how long a sequence may be")
+    raise InvalidArgumentError("model", "its config does not give a maximum sequence length")

@@ -118,7 +118,7 @@ class BlockTable:
         Raises ValueError unless the entries end with a block and nothing is reserved.
         """
         if self._reserved or len(self._blocks) * self._pool.block_size != self._length:
-            raise ValueError("only a table that ends with its last block can go on with shared ones")
+            raise ValueError("only a table whose entries end with a block can share blocks")
         for block in blocks:
             self._pool.retain(block)
             self._append(block)

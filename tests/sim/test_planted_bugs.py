@@ -183,7 +183,7 @@ def test_catches_begun_rounds_taken_from_the_last_offer(
     monkeypatch.setattr(NextRound, "offer", offer)
     caught = simulation_catches(make_world=foreseeing_world)
     # The target has not begun it when it is asked, or has judged it already.
-    assert "asked before with other content" in caught or "does not fit its round" in caught
+    assert "requested before with other content" in caught or "does not fit its round" in caught
 
 
 def test_catches_drafting_in_a_plain_round_begun_late(
@@ -195,7 +195,7 @@ def test_catches_drafting_in_a_plain_round_begun_late(
         return None if verdict.went_on_with is None else real(self, verdict)
 
     monkeypatch.setattr(NextRound, "follows", follows)
-    assert "asked before with other content" in simulation_catches(make_world=random_world)
+    assert "requested before with other content" in simulation_catches(make_world=random_world)
 
 
 def test_catches_a_target_forgetting_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def recorded_backend(
     recordable = backend.recordable
     if recordable is None:
         return backend
-    step("recording passes of common shapes; that takes some seconds")
+    step("recording passes of common shapes; this takes some seconds")
     model = served.model
     tried = small_cache(model, served.layers)
     trial = CapturedBackend(

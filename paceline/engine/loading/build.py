@@ -67,10 +67,10 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InvalidArgumentError("device", f"{name!r} is no device") from error
+        raise InvalidArgumentError("device", f"{name!r} is not a device") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         cuda = torch.version.cuda
-        why = f"a driver too old for torch's CUDA {cuda} looks so too" if cuda else "this torch has no CUDA"
+        why = f"the driver may be too old for torch's CUDA {cuda}" if cuda else "this torch has no CUDA"
         raise InvalidArgumentError("device", f"no CUDA device is available to this process; {why}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidArgumentError("device", f"{name}: there are {torch.cuda.device_count()} CUDA devices")
@@ -93,8 +93,8 @@ def build(config: WorkerConfig) -> Built:
             raise
         raise InvalidArgumentError(
             "num_blocks",
-            f"{device} has no room for {config.model} and its cache; another process may have taken it. "
-            "Ask for a smaller cache (--num-blocks), or give it a device of its own (--device cuda:1)",
+            f"{device} has no room for {config.model} and its cache; another process may be using it. "
+            "Reduce the cache (--num-blocks), or use another device (--device cuda:1)",
         ) from error
 
 
@@ -104,7 +104,7 @@ def build_vocabulary(config: WorkerConfig) -> Built:
     Raises InvalidArgumentError naming the field.
     """
     _prepare_process(config)
-    step("loading the tokenizer of %s; what is not on this machine yet is fetched first", config.model)
+    step("loading the tokenizer of %s; missing files are fetched first", config.model)
     loaded = load_vocabulary(assets.resolve(config.model), trust_remote_code=config.trust_remote_code)
     return Built(loaded, None, _length(config, loaded.max_model_len), num_parameters=0, weight_bytes=0)
 
@@ -131,7 +131,7 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
             dtype=DTYPES.get(config.dtype),
             trust_remote_code=config.trust_remote_code,
         )
-    step("loading %s; what is not on this machine yet is fetched first", config.model)
+    step("loading %s; missing files are fetched first", config.model)
     loaded = load_model(
         name,
         device=device,

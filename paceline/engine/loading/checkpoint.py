@@ -109,5 +109,5 @@ def _check_link(name: str, file: Path) -> None:
     store = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
     if target.suffix != _SUFFIX and target.parent != store:
         raise InvalidArgumentError(
-            "model", f"{file.name} of {name} is a link to {target}, which is no {_SUFFIX} file"
+            "model", f"{file.name} of {name} is a link to {target}, which is not a {_SUFFIX} file"
         )

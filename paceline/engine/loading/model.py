@@ -163,7 +163,7 @@ def prepare(model: Any) -> Any:
     if getattr(model, "_is_stateful", False):
         # Such state is not in the cache, and its previous rows may belong to another sequence.
         raise InvalidArgumentError(
-            "model", f"{type(model).__name__} keeps other state than keys and values: that cannot be served"
+            "model", f"{type(model).__name__} keeps state other than keys and values, which cannot be served"
         )
     model.eval().requires_grad_(False)
     model.set_attn_implementation(IMPLEMENTATION)
@@ -232,8 +232,8 @@ def make_runner(
     if deterministic and not backend.skills.row_invariant:
         raise InvalidArgumentError(
             "deterministic",
-            f"cannot be kept for {type(model).__name__} in {str(model.dtype).removeprefix('torch.')} on "
-            f"{model.device.type}: float32 models of the Llama family on a CPU can",
+            f"is not supported for {type(model).__name__} in {str(model.dtype).removeprefix('torch.')} on "
+            f"{model.device.type}; it requires a float32 model of the Llama family on a CPU",
         )
     return ModelRunner(model, cache, backend, vocab_size=vocab_size, max_model_len=max_model_len)
 
@@ -305,7 +305,7 @@ def _refuse_quantised(name: str, config: Any) -> None:
         older = settings.get("load_in_4bit") or settings.get("load_in_8bit")
         method = settings.get("quant_method") or ("bitsandbytes" if older else "an unnamed method")
         raise InvalidArgumentError(
-            "model", f"{name} is quantised by {method}: only checkpoints that are not can be served"
+            "model", f"{name} is quantised by {method}; only unquantised checkpoints can be served"
         )
 
 
@@ -327,8 +327,8 @@ def _refuse_changing_positions(config: Any, longest: int) -> None:
         if longest > original:
             raise InvalidArgumentError(
                 "max_model_len",
-                f"must be at most {original} for {config.model_type}, got {longest}: beyond that its "
-                f"positions (longrope) change for what the cache holds",
+                f"must be at most {original} for {config.model_type}, got {longest}: beyond that, "
+                "longrope changes positions that are already in the cache",
             )
 
 

@@ -231,7 +231,7 @@ def _with_room(
     sequences.num_preemptions += len(preempted - beginning)
     left = [(job, chunk) for job, chunk in chunks if id(job.held) not in preempted]
     others = bool(left) or any(held.table.blocks for held in sequences if id(held) not in preempted)
-    message = "the cache has no free blocks beside those of older sequences"
+    message = "the cache has no free blocks except those of older sequences"
     error = ResourceExhaustedError(message, RETRY_SECONDS if others else None)
     result.failed += [(job, error) for job in jobs if id(job.held) in preempted]
     return left
@@ -323,7 +323,7 @@ def together_or_alone(
         try:
             return [*decide(rounds, logits)]
         except Exception:
-            log.exception("%s failed for %d sequences together; going on one by one", what, len(rounds))
+            log.exception("%s failed for %d sequences together; continuing one by one", what, len(rounds))
     told: list[Told | PacelineError] = []
     for r, own in zip(rounds, torch.split(logits, list(rows)), strict=True):
         try:

@@ -165,7 +165,7 @@ class HeldSequences(Generic[Answer]):
         """The sequence, with its lease renewed. Raises NotFoundError."""
         held = self._held.get(sequence_id)
         if held is None:
-            raise NotFoundError("no such sequence: never opened, or its lease is over")
+            raise NotFoundError("no such sequence: never opened, or its lease has expired")
         self._leases.renew(sequence_id)
         return held
 

@@ -75,7 +75,7 @@ class Session(Generic[Answer]):
             raise StaleEpochError(f"round {round_number} is over; the last one is {self.round}")
         if round_number == self.round:
             if question != self.question:
-                raise InvalidArgumentError("round", f"{round_number} was asked before with other content")
+                raise InvalidArgumentError("round", f"{round_number} was requested before with other content")
             return Disposition.IN_PROGRESS if self.answer is None else Disposition.REPEAT
         start = base_length - len(tail)
         if base_length < 1 or start < 0:

@@ -49,7 +49,7 @@ def test_a_share_that_cannot_be_had_is_told_in_bytes(share: float, said: str) ->
 
 def test_a_share_without_a_gpu_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     assert memory_for_cache(CPU, 0.5) > 0
-    assert "--gpu-memory-utilization is of a GPU" in caplog.text
+    assert "--gpu-memory-utilization applies to GPUs only" in caplog.text
 
 
 @pytest.mark.usefixtures("gpu")

@@ -297,7 +297,7 @@ def test_a_model_of_another_state_is_refused() -> None:
         num_experts=4,
         router_hidden_size=16,
     )
-    with pytest.raises(InvalidArgumentError, match="other state than keys and values") as caught:
+    with pytest.raises(InvalidArgumentError, match="state other than keys and values") as caught:
         random_model(config, dtype=torch.bfloat16)
     assert caught.value.field == "model"
 

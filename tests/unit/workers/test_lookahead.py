@@ -449,7 +449,7 @@ def test_a_failure_of_drafting_ahead_costs_its_branches_alone(caplog: pytest.Log
 
     worker.runner.forward_chains = fail  # type: ignore[method-assign]
     assert worker.run(1) == []
-    assert "going on without them" in caplog.text
+    assert "continuing without them" in caplog.text
     assert not worker.it.lookahead.regions
 
 

@@ -183,7 +183,7 @@ class CapturedBackend:
         try:
             recording = _Recording(inputs, self._recorder(self._step(inputs)))
         except Exception:
-            log.exception("%s cannot be recorded; going on with passes that are launched one by one", bucket)
+            log.exception("%s cannot be recorded; continuing without recordings", bucket)
             self.usable = False
             self._recorded.clear()
             return None

@@ -147,7 +147,7 @@ class CompiledBackend:
             self._work = aligned(size).view(np.float32)
 
     def pack(self) -> bool:
-        """Release the model's own copies of the weights, which then runs through this backend only."""
+        """Release the model's own copies of the weights: it then runs through this backend only."""
         release(self._model)
         return True
 

@@ -317,7 +317,7 @@ def decoder_pass(
 
 
 def scratch_of(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Floats of scratch that a pass needs for each row, for each key of the longest sequence, and in all."""
+    """Floats of scratch that a pass needs for each row, for each key of the longest sequence, and once."""
     _, hidden, heads, kv_heads, dim, inner, *_ = shape
     rows = 2 * hidden + (heads + 2 * kv_heads) * dim + heads * dim + 3 * inner + 6 * _APART
     many = _TOGETHER * heads // kv_heads
