@@ -47,7 +47,7 @@ def count(metrics: Metrics, prompt: int, generated: int, drafts: int = 0, accept
     metrics.accepted_lengths[accepted] += drafts
 
 
-async def test_line_has_the_rates_since_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_line_has_the_rates_since_the_previous(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     of = coordinator(Worker("target", 6), Worker("target", 2), Worker("draft", 8))
     count(of.metrics, 1000, 1000, 10, 0)
@@ -81,7 +81,7 @@ async def test_mean_acceptance_length_is_of_committed_tokens(caplog: pytest.LogC
     assert (line["acceptance_rate"], line["mean_acceptance_length"]) == (0.75, 3.0)
 
 
-async def test_idle_coordinator_writes_none(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_idle_coordinator_writes_no_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     of = coordinator()
     throughput = Throughput(of, 0.0)
@@ -96,7 +96,7 @@ async def test_idle_coordinator_writes_none(caplog: pytest.LogCaptureFixture) ->
     assert len(lines(caplog)) == 2
 
 
-async def test_without_proposals_no_acceptance_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_proposals_no_acceptance_is_written(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     of = coordinator()
     throughput = Throughput(of, 0.0)
@@ -105,7 +105,7 @@ async def test_without_proposals_no_acceptance_is_told(caplog: pytest.LogCapture
     assert not [name for name in lines(caplog)[0] if "acceptance" in name or "cache" in name]
 
 
-async def test_worker_that_does_not_answer_is_left_out(
+async def test_a_silent_worker_is_left_out(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
@@ -122,7 +122,7 @@ async def test_zero_seconds_write_nothing() -> None:
         await tell_throughput(coordinator(), 0.0)
 
 
-async def test_failure_is_logged_and_the_next_line_comes(
+async def test_a_failed_line_is_logged_and_the_next_is_written(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[float] = []

@@ -19,7 +19,7 @@ async def numbers(name: str, count: int, error: Exception | None = None) -> Asyn
         raise error
 
 
-async def test_all_items_come_each_source_in_order() -> None:
+async def test_merged_items_keep_each_sources_order() -> None:
     counts = {"a": 5, "b": 0, "c": 2}
     items = [item async for item in together([numbers(name, count) for name, count in counts.items()])]
     for name, count in counts.items():
@@ -27,7 +27,7 @@ async def test_all_items_come_each_source_in_order() -> None:
     assert [item async for item in together([])] == []
 
 
-async def test_what_is_there_does_not_wait_for_the_others() -> None:
+async def test_available_items_do_not_wait_for_other_sources() -> None:
     never = asyncio.Event()
 
     async def silent() -> AsyncIterator[tuple[str, int]]:
@@ -40,7 +40,7 @@ async def test_what_is_there_does_not_wait_for_the_others() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_the_first_error_ends_all() -> None:
+async def test_the_first_error_ends_all_sources() -> None:
     failing = numbers("b", 1, ValueError("broken"))
     with pytest.raises(ValueError, match="broken"):
         async for _ in together([numbers("a", 10**9), failing]):
@@ -64,7 +64,7 @@ async def test_no_source_is_read_far_ahead() -> None:
     await merged.aclose()  # type: ignore[attr-defined]
 
 
-async def test_what_has_to_be_made_is_made_beside_the_loop() -> None:
+async def test_items_are_made_outside_the_loop() -> None:
     threads = []
 
     def made() -> Iterator[int]:
@@ -78,7 +78,7 @@ async def test_what_has_to_be_made_is_made_beside_the_loop() -> None:
     assert [item async for item in beside(["at once"])] == ["at once"]
 
 
-async def test_an_error_of_what_is_made_is_raised() -> None:
+async def test_an_error_while_making_items_is_raised() -> None:
     def made() -> Iterator[int]:
         yield 1
         raise ValueError("no")

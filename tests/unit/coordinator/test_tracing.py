@@ -90,7 +90,7 @@ def numbers(spans: list[Span]) -> list[int]:
     return [span.attributes["paceline.round"] for span in spans]
 
 
-def test_a_round_begun_behind_the_end_has_a_span() -> None:
+def test_a_round_begun_past_the_end_has_a_span() -> None:
     it = Traced(stop_token_ids=(9,))
     it.judge(5)
     it.judge(6, goes_on=True)
@@ -101,7 +101,7 @@ def test_a_round_begun_behind_the_end_has_a_span() -> None:
     assert spans[-1].attributes["paceline.num_committed_tokens"] == 0
 
 
-def test_a_round_whose_client_left_has_a_span() -> None:
+def test_a_round_left_by_its_client_has_a_span() -> None:
     it = Traced()
     it.judge(5)
     spans = it.end()
@@ -109,13 +109,13 @@ def test_a_round_whose_client_left_has_a_span() -> None:
     assert (spans[0].error, spans[1].error) == ("", "")
 
 
-def test_a_round_that_failed_has_a_span_with_its_code() -> None:
+def test_a_failed_rounds_span_has_its_code() -> None:
     (span,) = Traced().end(InternalError("broken"))
     assert span.error == "INTERNAL"
 
 
 @pytest.mark.parametrize("why", ["ended", "paused"])
-def test_between_rounds_there_is_no_further_span(why: str) -> None:
+def test_no_span_is_made_between_rounds(why: str) -> None:
     it = Traced(max_tokens=1 if why == "ended" else 50)
     if why == "paused":
         it.it(Signal.CLIENT_BEHIND)
@@ -123,7 +123,7 @@ def test_between_rounds_there_is_no_further_span(why: str) -> None:
     assert numbers(it.end()) == [1]
 
 
-def test_a_round_begins_before_the_target_begins_it() -> None:
+def test_a_rounds_span_begins_before_the_targets() -> None:
     """Also where the target goes on by itself, whose verdict is on its way meanwhile."""
     it = Traced()
     there, queue, compute = [], 0.125, 0.5
@@ -144,7 +144,7 @@ def test_a_round_begins_before_the_target_begins_it() -> None:
 
 
 @pytest.mark.parametrize("operation", [call_log.COMPLETION, call_log.CHAT])
-def test_a_requests_span_has_the_name_of_its_call(operation: str) -> None:
+def test_a_requests_span_is_named_by_its_operation(operation: str) -> None:
     spans = FakeSpans()
     call: Any = SimpleNamespace(sampling=SamplingParams())
     with call_log.taking(Call("http", "POST", 0.0, operation=operation)):  # noqa: SIM117

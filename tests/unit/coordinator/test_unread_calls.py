@@ -76,7 +76,7 @@ def cancel(served: Coordinator) -> None:
         (cancel, CancelledError, "the client cancelled"),
     ],
 )
-async def test_a_call_that_cannot_send_ends_behind_what_was_sent(
+async def test_a_call_that_cannot_send_ends_with_its_status(
     end: Callable[[Coordinator], None],
     kind: type[PacelineError],
     says: str,
@@ -116,7 +116,7 @@ async def test_a_call_that_cannot_send_ends_behind_what_was_sent(
         assert len(served.requests) == (1 if end is fail else 0)
 
 
-async def test_a_call_that_cannot_send_even_its_first_message_ends(
+async def test_a_call_that_cannot_send_its_first_message_ends(
     served: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: headers went with it, and after one that was cut no status could: the client waited for ever."""
@@ -141,7 +141,7 @@ async def test_a_call_that_cannot_send_even_its_first_message_ends(
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["gone", "not reading"])
-async def test_only_a_client_that_is_there_still_is_told_that_it_did_not_read(
+async def test_only_a_connected_client_is_told_it_did_not_read(
     served: Coordinator, monkeypatch: pytest.MonkeyPatch, *, gone: bool
 ) -> None:
     """A status for a call that its client has ended is refused by gRPC, and may leave something behind."""
@@ -168,7 +168,7 @@ async def test_only_a_client_that_is_there_still_is_told_that_it_did_not_read(
     assert len(aborted) == (0 if gone else 1)
 
 
-async def test_a_client_that_is_gone_before_its_first_message_is_no_failure(
+async def test_a_client_gone_before_its_first_message_is_no_error(
     served: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Gone:

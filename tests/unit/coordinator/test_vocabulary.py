@@ -36,16 +36,14 @@ def pieces(vocabulary: Vocabulary, *words: str) -> list[list[str]]:
     return [[vocabulary.tokenizer.id_to_token(token) for token in ids] for ids in vocabulary.bad_words(words)]
 
 
-def test_why_a_tokenizer_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+def test_an_unloadable_tokenizer_is_reported_with_the_cause(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(InvalidArgumentError, match=r"has no loadable .*: EOF while parsing") as caught:
         Vocabulary.load(str(tmp_path))
     assert caught.value.field == "tokenizer"
 
 
-async def test_texts_are_read_whole_whatever_the_tokenizer_was_trained_with(
-    vocabulary: Vocabulary, tmp_path: Path
-) -> None:
+async def test_truncation_of_a_tokenizer_is_ignored(vocabulary: Vocabulary, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer.to_str())
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=8)
@@ -61,7 +59,7 @@ async def test_texts_are_read_whole_whatever_the_tokenizer_was_trained_with(
 @pytest.mark.parametrize("added", [True, False, None])
 @pytest.mark.parametrize("template", [True, False])
 @pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizerFast"])
-async def test_a_text_has_the_special_tokens_that_transformers_gives_it(
+async def test_special_tokens_are_added_like_transformers(
     vocabulary: Vocabulary, tmp_path: Path, kind: str, template: bool, added: bool | None
 ) -> None:
     """Those of tokenizer.json: beside one, `add_bos_token` and `add_eos_token` have no say."""
@@ -80,26 +78,26 @@ async def test_a_text_has_the_special_tokens_that_transformers_gives_it(
     assert Vocabulary.load(str(tmp_path)).encode("ok bad") == reference("ok bad").input_ids
 
 
-def test_a_word_is_forbidden_at_the_beginning_and_after_a_space(vocabulary: Vocabulary) -> None:
+def test_a_bad_word_is_masked_at_the_start_and_after_a_space(vocabulary: Vocabulary) -> None:
     assert pieces(vocabulary, "bad") == [["bad"], ["Ġ", "bad"]]
     assert pieces(vocabulary, "ok") == [["o", "k"], ["Ġok"]]
     assert pieces(vocabulary, " ok") == [["o", "k"], ["Ġok"]]
 
 
-def test_what_is_said_twice_counts_once(vocabulary: Vocabulary) -> None:
+def test_repeated_bad_words_count_once(vocabulary: Vocabulary) -> None:
     assert pieces(vocabulary, "ok", " ok", "ok") == [["o", "k"], ["Ġok"]]
 
 
-def test_white_space_stands_for_itself(vocabulary: Vocabulary) -> None:
+def test_white_space_is_a_bad_word_of_its_own(vocabulary: Vocabulary) -> None:
     assert pieces(vocabulary, "\n") == [["Ċ"]]
     assert pieces(vocabulary, "  ") == [["Ġ", "Ġ"]]
 
 
-def test_nothing_is_put_in_front_of_a_word(vocabulary: Vocabulary) -> None:
+def test_no_space_is_put_before_a_special_bad_word(vocabulary: Vocabulary) -> None:
     assert pieces(vocabulary, "<end>")[0] == ["<end>"]
 
 
-def test_words_without_tokens_or_with_too_many_are_refused(vocabulary: Vocabulary) -> None:
+def test_bad_words_without_or_with_too_many_tokens_are_refused(vocabulary: Vocabulary) -> None:
     silent = Tokenizer(models.BPE({}, []))
     for words, tokenizer in ((["é" * limits.MAX_BAD_WORD_TOKENS], vocabulary.tokenizer), (["x"], silent)):
         with pytest.raises(InvalidArgumentError) as caught:
@@ -107,7 +105,7 @@ def test_words_without_tokens_or_with_too_many_are_refused(vocabulary: Vocabular
         assert caught.value.field == "bad_words"
 
 
-def test_the_text_of_a_token_alone(vocabulary: Vocabulary) -> None:
+def test_a_single_token_has_a_text(vocabulary: Vocabulary) -> None:
     ids = {token: vocabulary.tokenizer.token_to_id(token) for token in ("Ġok", "<end>", "Ã")}
     for _ in range(2):
         assert vocabulary.token_text(ids["Ġok"]) == " ok"
@@ -115,7 +113,7 @@ def test_the_text_of_a_token_alone(vocabulary: Vocabulary) -> None:
         assert vocabulary.token_text(ids["Ã"]) == "\ufffd"
 
 
-def test_a_token_keeps_the_space_that_begins_it_where_decoders_strip_that_of_a_text() -> None:
+def test_a_tokens_leading_space_is_kept() -> None:
     tokens = ["<s>", "▁the", "the", "a", "<0xC3>", "▁"]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
     tokenizer.decoder = decoders.Sequence(
@@ -145,7 +143,7 @@ async def longest_stand_still(vocabulary: Vocabulary, text: str) -> float:
 
 
 @pytest.mark.slow
-async def test_other_streams_go_on_while_a_long_text_is_tokenised(vocabulary: Vocabulary) -> None:
+async def test_streams_go_on_while_a_long_text_is_tokenised(vocabulary: Vocabulary) -> None:
     """In a thread alone it would keep the interpreter to itself, each time anew.
 
     A busy machine may do so to this process as well, now and then.

@@ -11,7 +11,7 @@ from paceline.core.errors import UnavailableError
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_who_leaves_as_the_target_is_found_waits_no_more(turns: int, coordinator: Coordinator) -> None:
+async def test_cancelling_as_the_target_is_found_ends_the_wait(turns: int, coordinator: Coordinator) -> None:
     """Once: the cancellation was lost there, and an answer was generated for nobody."""
     waiting = asyncio.create_task(coordinator.wait_for_target())
     await asyncio.sleep(0)
@@ -24,7 +24,7 @@ async def test_who_leaves_as_the_target_is_found_waits_no_more(turns: int, coord
     assert over or waiting.cancelled()
 
 
-async def test_a_target_that_does_not_come_is_waited_for_no_longer_than_one_that_is_lost(
+async def test_a_missing_target_is_awaited_for_the_recovery_timeout(
     coordinator: Coordinator,
 ) -> None:
     object.__setattr__(coordinator.config, "recovery_timeout", 0.0)

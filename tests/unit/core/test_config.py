@@ -63,7 +63,9 @@ COORDINATOR = {"targets": ("127.0.0.1:1",), "tokenizer": "embedded:target"}
         (DraftConfig, WORKER, "lookahead_sequences", limits.MAX_RUNNING_SEQUENCES + 1),
     ],
 )
-def test_config_validation(cls: Any, good: dict[str, Any], field: str, value: Any) -> None:
+def test_an_invalid_configuration_is_refused_by_field(
+    cls: Any, good: dict[str, Any], field: str, value: Any
+) -> None:
     cls(**good)
     with pytest.raises(ValueError, match=rf"^{field}: ") as caught:
         cls(**(good | {field: value}))
@@ -76,7 +78,7 @@ def test_speculation_needs_no_draft_worker() -> None:
     assert CoordinatorConfig(**COORDINATOR, num_speculative_tokens=4).drafts == ()  # type: ignore[arg-type]
 
 
-def test_the_coordinator_chooses_k_unless_told() -> None:
+def test_the_coordinator_chooses_k_by_default() -> None:
     assert CoordinatorConfig(**COORDINATOR).num_speculative_tokens == "auto"  # type: ignore[arg-type]
 
 
@@ -99,7 +101,7 @@ def test_a_configuration_is_frozen_and_takes_no_unknown_field(cls: Any, good: di
 
 
 @pytest.mark.parametrize(("cls", "missing"), [(TargetConfig, "model"), (CoordinatorConfig, "targets")])
-def test_what_has_no_default_is_required(cls: Any, missing: str) -> None:
+def test_fields_without_default_are_required(cls: Any, missing: str) -> None:
     with pytest.raises(TypeError, match=missing):
         cls()
 
@@ -107,7 +109,7 @@ def test_what_has_no_default_is_required(cls: Any, missing: str) -> None:
 TABLE = "num_speculative_tokens_per_batch_size"
 
 
-def test_table_of_draft_tokens_is_read() -> None:
+def test_a_table_of_draft_tokens_is_read() -> None:
     config = CoordinatorConfig(**COORDINATOR, **{TABLE: "[[1, 4, 5], [5, 16, 3], [17, 64, 0]]"})  # type: ignore[arg-type]
     assert config.speculation_table == ((1, 4, 5), (5, 16, 3), (17, 64, 0))
     assert CoordinatorConfig(**COORDINATOR).speculation_table == ()  # type: ignore[arg-type]
@@ -128,14 +130,14 @@ def test_table_of_draft_tokens_is_read() -> None:
         ("[[1, 4.5, 5]]", f"{TABLE}[0]", "must be an integer"),
     ],
 )
-def test_wrong_table_of_draft_tokens_is_refused(table: str, field: str, why: str) -> None:
+def test_an_invalid_table_of_draft_tokens_is_refused(table: str, field: str, why: str) -> None:
     with pytest.raises(InvalidArgumentError) as error:
         CoordinatorConfig(**COORDINATOR, **{TABLE: table})  # type: ignore[arg-type]
     assert error.value.field == field
     assert why in error.value.description
 
 
-def test_table_of_draft_tokens_needs_auto() -> None:
+def test_a_table_of_draft_tokens_needs_auto() -> None:
     with pytest.raises(InvalidArgumentError) as error:
         CoordinatorConfig(**COORDINATOR, num_speculative_tokens=4, **{TABLE: "[[1, 4, 5]]"})  # type: ignore[arg-type]
     assert error.value.field == TABLE

@@ -54,13 +54,13 @@ def v1(group: str, quota: int, period: int = 100_000) -> Files:
         ("0::/", {"groups/cpu.max": ""}, math.inf),
     ],
 )
-def test_the_least_of_what_the_groups_give(own: str, files: Files, quota: float, system: Path) -> None:
+def test_the_quota_is_the_least_of_all_groups(own: str, files: Files, quota: float, system: Path) -> None:
     """Once: in a container that had the time of two cores the machine's 64 were counted."""
     write(system, {"own": own} | files)
     assert core_quota() == quota
 
 
-def test_a_system_without_groups_bounds_nothing(system: Path) -> None:
+def test_without_control_groups_there_is_no_quota(system: Path) -> None:
     assert core_quota() == math.inf
     assert within_quota(64) == 64
 
@@ -69,6 +69,6 @@ def test_a_system_without_groups_bounds_nothing(system: Path) -> None:
     ("quota", "cores", "within"),
     [("max", 64, 64), (200_000, 64, 2), (150_000, 64, 2), (10_000, 64, 1), (800_000, 4, 4), (0, 4, 1)],
 )
-def test_a_part_of_a_core_is_one(quota: int | str, cores: int, within: int, system: Path) -> None:
+def test_a_fraction_of_a_core_counts_as_one(quota: int | str, cores: int, within: int, system: Path) -> None:
     write(system, {"own": "0::/"} | v2(".", quota))
     assert within_quota(cores) == within

@@ -25,7 +25,7 @@ def two(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:1"])
-def test_devices_that_may_be_there_pass(device: str, two: Path) -> None:
+def test_possible_devices_pass(device: str, two: Path) -> None:
     gpus.check_gpu("device", device, {}, two)
 
 
@@ -38,7 +38,7 @@ def test_devices_that_may_be_there_pass(device: str, two: Path) -> None:
         ("cuda", {"CUDA_VISIBLE_DEVICES": "-1,0"}, "leaves 0 GPUs"),
     ],
 )
-def test_devices_that_cannot_be_there_are_refused(
+def test_impossible_devices_are_refused(
     device: str, environment: dict[str, str], said: str, two: Path
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=said) as refused:
@@ -47,13 +47,13 @@ def test_devices_that_cannot_be_there_are_refused(
     assert "`auto` takes a GPU if there is one" in refused.value.description
 
 
-def test_a_torch_without_cuda_is_told(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_cuda_is_reported(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_torch_build", lambda: "2.13.0+cpu")
     with pytest.raises(InvalidArgumentError, match="needs torch with CUDA"):
         gpus.check_gpu("device", "cuda", {}, two)
 
 
 @pytest.mark.parametrize("node", ["dxg", "kfd", "nvhost-gpu"])
-def test_gpus_without_a_node_of_their_own_pass(node: str, tmp_path: Path) -> None:
+def test_gpus_without_their_own_device_node_pass(node: str, tmp_path: Path) -> None:
     (tmp_path / node).touch()
     gpus.check_gpu("device", "cuda:3", {}, tmp_path)

@@ -19,7 +19,7 @@ ALICE = ApiKey(name="alice", sha256=digest("pl-alice"), requests_per_minute=60, 
 BOB = ApiKey(name="bob.2", sha256=digest("pl-bob"))
 
 
-def test_a_token_is_its_holders_and_nobody_elses() -> None:
+def test_a_key_is_found_by_its_exact_text_only() -> None:
     ring = KeyRing([ALICE, BOB])
     assert ring.find("pl-alice") is ALICE
     assert ring.find("pl-bob") is BOB
@@ -28,7 +28,7 @@ def test_a_token_is_its_holders_and_nobody_elses() -> None:
     assert KeyRing().find("pl-alice") is None
 
 
-def test_every_hash_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_hash_is_compared_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
     real = hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(a) or real(a, b))
@@ -39,7 +39,7 @@ def test_every_hash_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) 
         assert compared == [ALICE.sha256, BOB.sha256]
 
 
-def test_a_file_holds_hashes_and_no_keys(tmp_path: Path) -> None:
+def test_a_key_file_holds_hashes_and_no_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     write_keys(file, KeyRing([ALICE, BOB]))
     assert file.stat().st_mode & 0o777 == 0o600
@@ -51,7 +51,7 @@ def test_a_file_holds_hashes_and_no_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_that_root_changes_stays_its_owners(tmp_path: Path) -> None:
+def test_a_file_changed_by_root_keeps_its_owner(tmp_path: Path) -> None:
     """A server that runs as somebody else could not read it, and would go on with keys that were removed."""
     file = tmp_path / "keys.json"
     write_keys(file, KeyRing([ALICE, BOB]))
@@ -91,7 +91,7 @@ def entry(**changes: Any) -> str:
         (entry(key="pl-secret"), "entry 0: key: unknown"),
     ],
 )
-def test_a_file_that_is_not_as_it_should_be(text: str, told: str) -> None:
+def test_an_invalid_key_file_is_refused(text: str, told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told) as failure:
         parse(text)
     assert "pl-secret" not in str(failure.value)
@@ -108,7 +108,7 @@ def test_names_and_hashes_are_unique_and_bounded() -> None:
         KeyRing(many)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_key_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be read"):
         read_keys(tmp_path / "none")
     (tmp_path / "bytes").write_bytes(b"\xff")

@@ -10,7 +10,7 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.system.listening import check_ports
 
 
-def test_a_port_that_listens_is_in_use() -> None:
+def test_a_listening_port_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with pytest.raises(InvalidArgumentError, match=f"127.0.0.1:{port} is in use") as refused:
@@ -18,7 +18,7 @@ def test_a_port_that_listens_is_in_use() -> None:
     assert refused.value.field == "http_port"
 
 
-def test_a_port_on_all_addresses_is_in_use_too() -> None:
+def test_a_port_used_on_one_address_is_in_use_on_all() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with pytest.raises(InvalidArgumentError, match="is in use"):
@@ -33,7 +33,7 @@ def test_a_free_port_passes_and_stays_free() -> None:
 
 
 @pytest.mark.parametrize("host", ["no such host", "nosuchhost.invalid", "a" * 70, "192.0.2.1"])
-def test_a_host_that_is_not_here_is_named(host: str) -> None:
+def test_a_foreign_host_is_refused_by_name(host: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"127\.0\.0\.1 for this machine") as refused:
         check_ports("host", host, {"port": 0})
     assert refused.value.field == "host"

@@ -13,12 +13,12 @@ from paceline.core.security.secret import METADATA_KEY, VARIABLE, WorkerSecret, 
 TEXT = "0123456789abcdef"
 
 
-def test_secret_is_new_each_time() -> None:
+def test_every_new_secret_is_different() -> None:
     assert len({new_secret() for _ in range(10)}) == 10
     WorkerSecret(new_secret())
 
 
-def test_metadata_shows_the_secret() -> None:
+def test_metadata_carries_the_secret() -> None:
     secret = WorkerSecret(TEXT)
     secret.check([("user-agent", "x"), *secret.metadata])
 
@@ -36,7 +36,7 @@ def test_metadata_shows_the_secret() -> None:
         ((METADATA_KEY, TEXT), (METADATA_KEY, TEXT)),
     ],
 )
-def test_anything_else_is_refused(metadata: tuple[tuple[str, str | bytes], ...]) -> None:
+def test_wrong_metadata_is_refused(metadata: tuple[tuple[str, str | bytes], ...]) -> None:
     with pytest.raises(UnauthenticatedError) as refusal:
         WorkerSecret(TEXT).check(metadata)
     assert TEXT not in str(refusal.value)
@@ -58,7 +58,7 @@ def test_repr_does_not_show_the_secret() -> None:
     assert TEXT not in repr(WorkerSecret(TEXT))
 
 
-def test_keys_of_purposes_differ() -> None:
+def test_derived_keys_differ_by_purpose() -> None:
     secret = WorkerSecret(TEXT)
     keys = {secret.derived("a"), secret.derived("b"), WorkerSecret(TEXT + "0").derived("a")}
     assert len(keys) == 3
@@ -68,7 +68,7 @@ def test_keys_of_purposes_differ() -> None:
 @pytest.mark.parametrize(
     "text", ["short", "x" * 513, "with a space 123456", "äöüäöüäöüäöüäöüäöü", "x" * 16 + "\x00"]
 )
-def test_unusable_secret_is_refused_by_name(text: str, tmp_path: Path) -> None:
+def test_an_unusable_secret_is_refused_by_name(text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as refusal:
         read_secret("", {VARIABLE: text})
     assert refusal.value.field == VARIABLE
@@ -80,7 +80,7 @@ def test_unusable_secret_is_refused_by_name(text: str, tmp_path: Path) -> None:
     assert refusal.value.field == "worker_secret_file"
 
 
-def test_file_wins_over_the_environment(tmp_path: Path) -> None:
+def test_the_file_takes_precedence_over_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(f"{TEXT}\n")
     assert read_secret(str(file), {VARIABLE: "f" * 16}) == WorkerSecret(TEXT)
@@ -89,6 +89,6 @@ def test_file_wins_over_the_environment(tmp_path: Path) -> None:
     assert read_secret("", {}) is None
 
 
-def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_secret_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be read"):
         read_secret(str(tmp_path / "none"), {VARIABLE: TEXT})

@@ -39,7 +39,7 @@ def test_unreadable_text_is_refused(content: bytes | None, message: str, tmp_pat
     assert refusal.value.message == f"name: {file} {message}"
 
 
-def test_endless_device_is_refused() -> None:
+def test_an_endless_device_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="name: /dev/zero is larger than 16 MiB"):
         read_bytes("name", "/dev/zero")
 
@@ -55,7 +55,7 @@ def test_endless_device_is_refused() -> None:
         ("tls_ca", lambda file: check_files(Tls(ca=str(file)))),
     ],
 )
-def test_long_file_is_refused_by_its_option(
+def test_a_too_long_file_is_refused_by_option(
     field: str, read: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(small_files, "MAX_BYTES", 100)

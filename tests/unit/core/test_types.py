@@ -68,7 +68,7 @@ from paceline.core.types import (
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_sampling_params_refuse_what_cannot_be_honoured(name: str, value: Any) -> None:
+def test_invalid_sampling_params_are_refused_by_field(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.field == name
@@ -100,7 +100,7 @@ def test_the_bounds_themselves_are_allowed(name: str, value: Any) -> None:
     assert getattr(SamplingParams(**{name: value}), name) == value
 
 
-def test_convenient_spellings() -> None:
+def test_convenient_spellings_are_normalised() -> None:
     params = SamplingParams(stop="END", top_k=-1)
     assert params.stop == ("END",)
     assert params.top_k == 0
@@ -109,7 +109,7 @@ def test_convenient_spellings() -> None:
     assert SamplingParams(allowed_token_ids=[3, 1]).allowed_token_ids == (3, 1)
 
 
-def test_choices_are_requests_of_their_own() -> None:
+def test_choices_are_separate_requests() -> None:
     params = SamplingParams(seed=7, n=4, temperature=0.5, logprobs=2, prompt_logprobs=3)
     choices = [params.of_choice(i) for i in range(4)]
     assert choices[0] == dataclasses.replace(params, n=1)
@@ -123,7 +123,7 @@ def test_choices_are_requests_of_their_own() -> None:
     assert alone.of_choice(0) is alone
 
 
-def test_copies_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_derived_parameters_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(seed=7, n=4, allowed_token_ids=range(100), prompt_logprobs=3)
     checked: list[SamplingParams] = []
 
@@ -141,17 +141,17 @@ def test_copies_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert params.seed == 7
 
 
-def test_neighbouring_seeds_have_no_choice_in_common() -> None:
+def test_neighbouring_seeds_share_no_choice() -> None:
     seeds = [SamplingParams(seed=s, n=8).of_choice(i).seed for s in range(50) for i in range(8)]
     assert len(set(seeds)) == 50 * 8
     assert all(0 <= seed <= limits.MAX_SEED for seed in seeds if seed is not None)
 
 
-def test_min_tokens_may_exceed_the_default_when_there_is_no_maximum() -> None:
+def test_min_tokens_may_exceed_the_default_without_maximum() -> None:
     assert SamplingParams(max_tokens=None, min_tokens=1000).min_tokens == 1000
 
 
-def test_properties() -> None:
+def test_greedy_and_penalties_are_derived() -> None:
     assert SamplingParams(temperature=0).greedy
     assert not SamplingParams().greedy
     assert not SamplingParams().has_penalties
@@ -166,13 +166,13 @@ def test_an_unknown_parameter_is_refused_by_name() -> None:
         assert caught.value.field == "temprature"
 
 
-def test_from_mapping() -> None:
+def test_params_are_made_from_a_mapping() -> None:
     assert SamplingParams.from_mapping({"top_p": 0.5, "stop": "x"}) == SamplingParams(top_p=0.5, stop=("x",))
     assert SpeculationParams.from_mapping({"acceptance": "block"}).mode is AcceptanceMode.BLOCK
 
 
 @pytest.mark.parametrize("k", [None, 0, limits.MAX_SPECULATIVE_TOKENS, "auto"])
-def test_k_is_a_number_or_the_servers_choice(k: Any) -> None:
+def test_k_is_a_number_or_automatic(k: Any) -> None:
     assert SpeculationParams(num_speculative_tokens=k).num_speculative_tokens == k
 
 
@@ -200,18 +200,18 @@ def test_an_acceptance_mode_may_be_given_by_name(mode: AcceptanceMode) -> None:
         ("acceptance", 5),
     ],
 )
-def test_speculation_params_refuse_what_cannot_be_honoured(name: str, value: Any) -> None:
+def test_invalid_speculation_params_are_refused_by_field(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         SpeculationParams(**{name: value})
     assert caught.value.field == name
 
 
-def test_sizes() -> None:
+def test_proposals_and_distributions_have_sizes() -> None:
     assert Proposal((1, 2, 3)).num_draft_tokens == 3
     assert len(SparseDistribution(b"12345678", b"12345678")) == 2
 
 
-def test_a_schema_has_as_many_characters_as_its_text() -> None:
+def test_a_schema_is_measured_by_its_characters() -> None:
     """Once: each one beyond ASCII counted as the six of its escape."""
     text = "ж" * (limits.MAX_STRUCTURE_CHARACTERS - len('{"const": ""}'))
     assert StructuredOutputs(json={"const": text}).json == f'{{"const": "{text}"}}'

@@ -20,7 +20,7 @@ def words_of(lengths: Sequence[int], number: int) -> Words:
     return tuple(tuple(next(ids) for _ in range(length)) for length in lengths)
 
 
-def test_what_is_kept_of_requests_that_ended_is_bounded_in_bytes() -> None:
+def test_memory_of_ended_requests_word_tables_is_bounded() -> None:
     """Once: it was 256 tables of whatever size, and the words of each: most of a gigabyte."""
     longest = MAX_BAD_WORD_TOKENS
     kinds = {
@@ -40,7 +40,7 @@ def test_what_is_kept_of_requests_that_ended_is_bounded_in_bytes() -> None:
         tracemalloc.stop()
 
 
-def test_usual_lists_are_laid_out_once_for_all_sequences_of_a_worker() -> None:
+def test_word_tables_are_shared_between_sequences() -> None:
     lists = [words_of([4] * MOST_WORDS, number) for number in range(256)]
     tables = [WordTable.of(words) for words in lists]
     assert all(WordTable.of(words) is table for words, table in zip(lists, tables, strict=True))

@@ -36,7 +36,7 @@ def expected(scores: torch.Tensor, noise: Noise, count: int) -> list[list[tuple[
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 5, 97, 2048])
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 6.0, 40.0, 1e4])
-def test_the_best_of_all_sums(vocabulary: int, scale: float) -> None:
+def test_the_chosen_token_has_the_best_sum(vocabulary: int, scale: float) -> None:
     """Rows with noise and without in one batch, some tokens filtered out, flat scores and very steep ones."""
     rng = random.Random(f"{vocabulary} {scale}")
     generator = torch.Generator().manual_seed(rng.randrange(2**31))
@@ -58,7 +58,7 @@ def test_the_best_of_all_sums(vocabulary: int, scale: float) -> None:
         assert coupled_choice(scores, silent).tolist() == [row[0][0] for row in expected(scores, silent, 1)]
 
 
-def test_a_row_is_chosen_alike_whatever_stands_beside_it() -> None:
+def test_a_row_is_chosen_alike_in_any_batch() -> None:
     scores = torch.randn(40, 301, generator=torch.Generator().manual_seed(1)) * 3
     noise = [CoupledNoise(5, position) if position % 3 else None for position in range(40)]
     together = coupled_choice(scores, noise).tolist()
@@ -80,9 +80,7 @@ def test_tensors_give_the_same_sums() -> None:
 
 
 @pytest.mark.parametrize("noisy", [1, 2, 4], ids=["all rows", "every second", "some"])
-def test_noise_is_made_for_no_more_rows_at_once_than_is_allowed(
-    noisy: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_is_made_for_few_rows_at_once(noisy: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same bits as for all of them; a row is the least."""
     scores = torch.randn(30, 211, generator=torch.Generator().manual_seed(5)) * 3
     scores[:, 7] = -torch.inf
@@ -104,7 +102,7 @@ def test_noise_is_made_for_no_more_rows_at_once_than_is_allowed(
         assert sum(made) == len(range(0, 30, noisy))
 
 
-def test_a_device_ranks_the_same_tokens_the_lowest_id_first_among_equals() -> None:
+def test_a_device_ranks_tokens_equally_lowest_id_first() -> None:
     """What runs where the logits are not on a CPU, with more equals than are wanted."""
     generator = torch.Generator().manual_seed(4)
     scores = torch.randint(0, 3, (60, 9), generator=generator).float()
@@ -119,7 +117,7 @@ def test_a_device_ranks_the_same_tokens_the_lowest_id_first_among_equals() -> No
             assert worth[: len(row)] == pytest.approx([value for _, value in row], rel=1e-12)
 
 
-def test_bounds_are_above_all_noise_of_their_words() -> None:
+def test_bounds_exceed_all_noise_of_their_words() -> None:
     """The largest uniform of each first bits, and of all; and they are not much above it."""
     count = len(gumbel_argmax._CEILINGS)
     largest = [((index + 1) * 2**52 // count - 0.5) * 2.0**-52 for index in range(count)]
@@ -129,7 +127,7 @@ def test_bounds_are_above_all_noise_of_their_words() -> None:
     assert largest[-1] == 1 - 2.0**-53
 
 
-def test_the_lowest_id_among_equals() -> None:
+def test_the_lowest_id_among_equals_is_chosen() -> None:
     scores = torch.zeros(3, 5000)
     scores[0, [17, 4000]] = 2.0
     scores[1, [4999, 3]] = 1.0
@@ -141,7 +139,7 @@ def test_the_lowest_id_among_equals() -> None:
     ]
 
 
-def test_choices_follow_the_distribution_and_never_leave_the_support() -> None:
+def test_choices_follow_the_distribution_within_its_support() -> None:
     p = torch.tensor([0.5, 0.3, 0.0, 0.2])
     n = 20_000
     chosen = coupled_choice(p.log().expand(n, 4), [CoupledNoise(11, position) for position in range(n)])
@@ -152,7 +150,7 @@ def test_choices_follow_the_distribution_and_never_leave_the_support() -> None:
     assert statistic < 13.8  # chi-square, 2 degrees of freedom, level 0.001
 
 
-def test_coupled_acceptance_is_the_formulas() -> None:
+def test_coupled_acceptance_follows_the_formula() -> None:
     p, q = torch.tensor([0.5, 0.3, 0.15, 0.05]), torch.tensor([0.2, 0.4, 0.0, 0.4])
     n = 40_000
     common = [CoupledNoise(12, position) for position in range(n)]
@@ -161,7 +159,7 @@ def test_coupled_acceptance_is_the_formulas() -> None:
     assert float(agree.double().mean()) == pytest.approx(alpha, abs=4 * math.sqrt(alpha * (1 - alpha) / n))
 
 
-def test_a_row_that_is_no_distribution_leaves_the_others_alone() -> None:
+def test_an_invalid_row_does_not_affect_others() -> None:
     scores = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
     noise = [CoupledNoise(1, position) if position < 3 else None for position in range(4)]
     wanted = ranked(scores, noise, 2)

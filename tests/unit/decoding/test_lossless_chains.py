@@ -186,7 +186,7 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("p", "q"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_output_distribution_is_the_targets(mode: str, p: Tables, q: Tables) -> None:
+def test_the_output_has_the_targets_distribution(mode: str, p: Tables, q: Tables) -> None:
     assert Enumeration(MODES[mode], p, q).error < 1e-9
 
 
@@ -204,7 +204,7 @@ def test_block_accepts_at_least_as_many_as_rejection(seed: int, prefix: str) -> 
 
 
 @pytest.mark.parametrize("accept_rejection", [accept_rejection, sparse_rejection])
-def test_accept_reject_sampling(accept_rejection: Accept) -> None:
+def test_a_draft_token_is_accepted_with_min_1_p_over_q(accept_rejection: Accept) -> None:
     """The first draft token is accepted with probability sum of min(p, q), each with min(1, p/q)."""
     p, q = random_tables(4, 2, 21), random_tables(4, 1, 22)
     enumeration = Enumeration(accept_rejection, p, q)
@@ -229,7 +229,7 @@ def test_accept_reject_sampling(accept_rejection: Accept) -> None:
                 assert residual[decision.next_token[0]] > 0
 
 
-def test_accept_reject_greedy() -> None:
+def test_greedy_acceptance_gives_the_plain_greedy_tokens() -> None:
     """Whatever is drafted, the output is the plain greedy continuation, token by token."""
     generator = torch.Generator().manual_seed(0)
     vocab, length = 5, 24
@@ -258,7 +258,7 @@ def test_accept_reject_greedy() -> None:
             assert rounds < length or wrong_in == 1
 
 
-def test_coupled_output_is_the_targets_own_choices_whatever_is_drafted() -> None:
+def test_coupled_output_is_the_targets_choice_for_any_draft() -> None:
     vocab, k = 3, 2
     for draft in itertools.product(range(vocab), repeat=k):
         for own in itertools.product(range(vocab), repeat=k + 1):
@@ -269,7 +269,7 @@ def test_coupled_output_is_the_targets_own_choices_whatever_is_drafted() -> None
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_ragged_batch_decides_as_its_sequences_alone(mode: str) -> None:
+def test_a_ragged_batch_decides_like_single_sequences(mode: str) -> None:
     accept = MODES[mode]
     generator = torch.Generator().manual_seed(3)
     vocab, k, size = 4, 3, 200
@@ -300,9 +300,7 @@ def test_a_ragged_batch_decides_as_its_sequences_alone(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("first", [0.0, 0.1])
-def test_a_token_behind_which_nothing_may_come_is_accepted_as_often_as_it_comes(
-    mode: str, first: float
-) -> None:
+def test_a_final_draft_token_is_accepted_by_its_probability(mode: str, first: float) -> None:
     """Its chain ends with it. Once: block mode was sure of it, whatever its own probability was."""
     draft, two = torch.tensor([[0, 1]]), torch.tensor([2])
     rest = (1 - first) / 2
@@ -364,7 +362,7 @@ def test_catches_a_residual_without_the_chains_ratio(monkeypatch: pytest.MonkeyP
     assert Enumeration(sparse_block, p, q).error > CAUGHT
 
 
-def test_catches_sparse_tests_that_look_at_another_tokens_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_sparse_tests_using_another_tokens_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     real = sparse_acceptance._judged
     monkeypatch.setattr(
         sparse_acceptance,
@@ -410,7 +408,7 @@ def simulate(shared: bool, size: int = 60_000) -> float:
     return float((torch.bincount(first, minlength=3) / size - p).abs().max())
 
 
-def test_catches_noise_shared_between_draft_draw_and_accept_test() -> None:
+def test_catches_noise_shared_by_draw_and_accept_test() -> None:
     assert simulate(shared=False) < 0.01
     assert simulate(shared=True) > 0.05
 
@@ -447,6 +445,6 @@ def two_rounds(fresh: bool, size: int = 100_000) -> float:
     return float((joint - (p[:, None] * p).flatten()).abs().max())
 
 
-def test_catches_block_noise_that_the_next_round_meets_again() -> None:
+def test_catches_block_noise_reused_in_the_next_round() -> None:
     assert two_rounds(fresh=True) < 0.005
     assert two_rounds(fresh=False) > 0.02

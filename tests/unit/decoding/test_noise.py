@@ -42,7 +42,7 @@ def reference(seed: int, position: int, purpose: int, count: int) -> np.ndarray:
         ),
     ],
 )
-def test_known_answers_of_random123(
+def test_philox_matches_random123s_known_answers(
     counter: tuple[int, int, int, int], key: tuple[int, int], expected: tuple[int, ...]
 ) -> None:
     c0, c1, c2, c3, k0, k1 = (torch.tensor(noise._signed(w)) for w in (*counter, *key))
@@ -61,7 +61,7 @@ def test_both_implementations_give_the_same_bits(count: int) -> None:
         assert (uniforms(seeds, positions, purpose, count).numpy() == numbers).all()
 
 
-def test_the_path_of_other_devices_gives_the_same_numbers() -> None:
+def test_other_devices_give_the_same_numbers() -> None:
     """The meta device runs the shapes; the bits are those of `philox_torch`, mapped."""
     meta = uniforms([1, 2], [3, 4], Purpose.COUPLED, 10, torch.device("meta"))
     assert meta.shape == (2, 10)
@@ -71,7 +71,7 @@ def test_the_path_of_other_devices_gives_the_same_numbers() -> None:
     assert torch.equal(numbers, uniforms([1, 2], [3, 4], Purpose.COUPLED, 10))
 
 
-def test_never_exactly_zero_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uniforms_are_never_exactly_zero_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the ends of the raw range; 53 random bits plus a half would round up to 1 there."""
 
     def ends(seeds: np.ndarray, positions: np.ndarray, purpose: np.uint64, values: np.ndarray) -> None:
@@ -83,7 +83,7 @@ def test_never_exactly_zero_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bool(torch.isfinite(gumbel([0], [0], 2)).all())
 
 
-def test_a_stream_is_a_function_of_its_names_alone() -> None:
+def test_a_stream_depends_on_its_names_only() -> None:
     whole = uniforms([5, 6, 5], [1, 1, 2], Purpose.ACCEPT_TEST, 9)
     alone = uniforms([5], [1], Purpose.ACCEPT_TEST, 20)
     assert torch.equal(whole[0], alone[0, :9])
@@ -106,7 +106,7 @@ def test_streams_of_different_names_are_uncorrelated() -> None:
     assert float(correlation.abs().max()) < 5 / 4000**0.5
 
 
-def test_moments() -> None:
+def test_moments_match_the_distributions() -> None:
     u = uniforms(range(20), range(20), Purpose.DRAFT_DRAW, 10_000).flatten()
     assert float(u.mean()) == pytest.approx(0.5, abs=5 * (1 / 12 / len(u)) ** 0.5)
     assert float(u.var()) == pytest.approx(1 / 12, rel=0.02)
@@ -115,6 +115,6 @@ def test_moments() -> None:
     assert float(g.var()) == pytest.approx(torch.pi**2 / 6, rel=0.03)
 
 
-def test_gumbel_is_the_map_of_the_coupled_stream() -> None:
+def test_gumbel_noise_is_mapped_from_the_coupled_stream() -> None:
     u = uniforms([9], [2], Purpose.COUPLED, 50)
     assert torch.allclose(gumbel([9], [2], 50), -(-u.log()).log(), rtol=1e-14, atol=1e-15)

@@ -58,7 +58,7 @@ def hits(function: Any) -> int:
     return sum(function.stats.cache_hits.values())
 
 
-def test_a_full_disk_keeps_nothing_and_nobody(
+def test_a_full_disk_prevents_no_call(
     load: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: what could not be written was raised out of the call, and no worker could be started."""
@@ -80,7 +80,7 @@ def test_a_full_disk_keeps_nothing_and_nobody(
 
 @pytest.mark.parametrize("ending", [".nbi", ".nbc"])
 @pytest.mark.parametrize("left", [0, 20])
-def test_a_file_that_was_cut_short_is_written_anew(
+def test_a_truncated_cache_file_is_rewritten(
     load: Callable[[], list[Any]], caplog: pytest.LogCaptureFixture, ending: str, left: int
 ) -> None:
     """Once: it kept every worker from starting until somebody removed it."""
@@ -99,11 +99,11 @@ def test_a_file_that_was_cut_short_is_written_anew(
     assert [hits(function) for function in again] == [1, 1]
 
 
-def test_a_numba_that_keeps_its_files_elsewhere_is_left_as_it_is() -> None:
+def test_an_unknown_numba_cache_is_left_alone() -> None:
     kernel_cache._spare_callers(object())
 
 
-def test_a_function_that_cannot_be_kept_is_compiled_anew(
+def test_a_function_that_cannot_be_cached_is_compiled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: in a read-only container without a home folder no worker could be imported."""
@@ -126,7 +126,7 @@ def test_a_function_that_cannot_be_kept_is_compiled_anew(
     assert "only this user can write to" in record.getMessage(), "what is in it is run"
 
 
-def test_nothing_is_said_where_there_is_a_folder(
+def test_no_warning_is_given_with_a_cache_folder(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kernel_cache, "_not_kept", [])
@@ -135,7 +135,7 @@ def test_nothing_is_said_where_there_is_a_folder(
     assert not caplog.records
 
 
-def test_compiling_is_told_of_once_and_only_if_it_is_done(
+def test_compiling_is_logged_once_and_only_when_done(
     load: Callable[[], list[Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -54,7 +54,7 @@ def _kept(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "thing" / "__pycache__").glob("*.nb[ci]"))
 
 
-def test_code_is_kept_until_something_it_was_compiled_of_changes(tmp_path: Path) -> None:
+def test_code_is_kept_until_one_of_its_sources_changes(tmp_path: Path) -> None:
     package = tmp_path / "thing"
     package.mkdir()
     sources = {"__init__": "", "numbers": "ADDEND = 1\n", "called": CALLED, "caller": CALLER}
@@ -84,7 +84,7 @@ def digest_beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return digest
 
 
-def test_code_for_a_processor_that_was_named_is_kept_by_the_one_that_is_there(
+def test_a_named_processors_code_is_kept_apart(
     digest_beside: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """numba keeps it by the name alone; weights lie in memory as suits the processor."""
@@ -95,7 +95,7 @@ def test_code_for_a_processor_that_was_named_is_kept_by_the_one_that_is_there(
     assert len({as_it_is, digest_beside(wide=True), digest_beside(wide=False)}) == 3
 
 
-def test_code_for_a_processor_without_its_wide_vectors_is_kept_by_the_one_that_is_there(
+def test_code_without_wide_vectors_is_kept_apart(
     digest_beside: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """numba then leaves them out of what it keeps code by; weights lie in memory as with them."""
@@ -103,7 +103,7 @@ def test_code_for_a_processor_without_its_wide_vectors_is_kept_by_the_one_that_i
     assert digest_beside(wide=True) != digest_beside(wide=False)
 
 
-def test_a_chain_is_compiled_of_all_that_it_calls() -> None:
+def test_a_chains_sources_include_all_it_calls() -> None:
     sources = sources_of("paceline.engine.backends.compiled.chain")
     names = {f"{path.parent.name}/{path.stem}" for path in sources}
     calls = {f"compiled/{name}" for name in ("chain", "kernels", "gemm", "tiles")}

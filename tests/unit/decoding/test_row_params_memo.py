@@ -25,7 +25,7 @@ def test_the_same_batch_is_laid_out_once() -> None:
     assert memo.build(params, [2, 1], CPU, [4], [(), ()]) is not first
 
 
-def test_a_new_object_in_an_old_one_s_place_is_another_batch() -> None:
+def test_a_new_object_at_an_old_address_is_another_batch() -> None:
     """An identity is free for others once nobody holds the object, and the memo does not."""
     memo = RowParamsCache(size=4)
     for i in range(1, 50):
@@ -34,7 +34,7 @@ def test_a_new_object_in_an_old_one_s_place_is_another_batch() -> None:
         assert abs(temperature - i / 10) < 1e-6
 
 
-def test_what_is_remembered_is_bounded_in_bytes() -> None:
+def test_the_cache_is_bounded_in_bytes() -> None:
     """Once: it was 64 batches of whatever size, with each list once a row: gigabytes beside a full cache."""
     most = 200_000
     memo = RowParamsCache(most_bytes=most)
@@ -52,7 +52,7 @@ def test_what_is_remembered_is_bounded_in_bytes() -> None:
     assert memo.nbytes == sum(batch.row_params.nbytes for batch in memo._known.values())
 
 
-def test_a_batch_that_is_too_large_drives_no_other_out() -> None:
+def test_a_too_large_batch_evicts_no_other() -> None:
     memo = RowParamsCache(most_bytes=10_000)
     small, large = [SamplingParams(top_k=3)], [SamplingParams(allowed_token_ids=range(5000))]
     built = memo.build(small, [2], CPU, (), [()])
@@ -60,7 +60,7 @@ def test_a_batch_that_is_too_large_drives_no_other_out() -> None:
     assert memo.build(small, [2], CPU, (), [()]) is built
 
 
-def test_words_count_as_what_they_take() -> None:
+def test_words_are_counted_with_their_objects() -> None:
     """Their tokens are held as objects of Python's, five times their table."""
     words = tuple(tuple(range(1000 * i, 1000 * i + 100)) for i in range(8))
     taken = sys.getsizeof(words) + sum(sys.getsizeof(word) + sum(map(sys.getsizeof, word)) for word in words)
@@ -69,13 +69,13 @@ def test_words_count_as_what_they_take() -> None:
     assert memo.nbytes - built.nbytes == pytest.approx(taken, rel=0.05)
 
 
-def test_a_list_is_laid_out_once_for_all_rows_of_its_sequence() -> None:
+def test_a_list_is_laid_out_once_for_all_rows() -> None:
     params = [SamplingParams(allowed_token_ids=range(1000))]
     few, many = (RowParams.build(params, [rows]).nbytes for rows in (1, 33))
     assert few == many < 5000
 
 
-def test_requests_that_ended_are_not_held() -> None:
+def test_ended_requests_are_not_kept_alive() -> None:
     memo, params = RowParamsCache(), SamplingParams(allowed_token_ids=range(1000))
     memo.build([params], [1], CPU, (), [()])
     ended = weakref.ref(params)

@@ -53,18 +53,18 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
     assert torch.equal(draw(row.expand(1000, 4) * 1.001, u), draw(row.expand(1000, 4), u))
 
 
-def test_draw_leaves_other_rows_alone_when_one_is_not_a_number() -> None:
+def test_draw_ignores_rows_that_are_not_numbers() -> None:
     rows = torch.tensor([[torch.nan, 1.0], [0.0, 1.0], [0.0, 0.0]])
     assert draw(rows, uniform(0.3, 0.3, 0.3))[1] == 1
 
 
-def test_point_mass() -> None:
+def test_a_point_mass_is_one_hot() -> None:
     masses = point_mass(torch.tensor([[2, -1]]), 3)
     assert masses.tolist() == [[[0, 0, 1], [1, 0, 0]]]
     assert masses.dtype == torch.float64
 
 
-def test_truncation_is_the_smallest_support_that_holds_the_mass() -> None:
+def test_truncation_keeps_the_smallest_sufficient_support() -> None:
     generator = torch.Generator().manual_seed(0)
     p = (torch.randn(20, 300, generator=generator) * 2).softmax(-1)
     p[0] = point_mass(torch.tensor(5), 300).float()
@@ -83,7 +83,7 @@ def test_truncation_is_the_smallest_support_that_holds_the_mass() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 40, 3000])
-def test_what_is_sent_is_what_was_drawn_from(vocab_size: int) -> None:
+def test_the_sent_distribution_is_the_one_drawn_from(vocab_size: int) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
     p = (torch.randn(6, vocab_size, generator=generator) * 3).softmax(-1)
     ids, kept, lengths, _ = truncate_support(p)
@@ -122,7 +122,7 @@ GOOD = sparse([1, 3], [0.5, 0.25])
         sparse(list(range(1025)), [1.0] * 1025),
     ],
 )
-def test_a_distribution_that_cannot_be_honoured_is_refused(bad: SparseDistribution) -> None:
+def test_an_invalid_distribution_is_refused(bad: SparseDistribution) -> None:
     for rebuild in (dense_from_sparse, check_sparse):
         with pytest.raises(InvalidArgumentError) as error:
             rebuild([GOOD, bad], 4)

@@ -23,7 +23,7 @@ def parts(sparse: SparseDistribution) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("vocab_size", [1, 2, 40, 300, 3000])
 @pytest.mark.parametrize("sharp", [0.5, 2.0, 6.0])
 @pytest.mark.parametrize(("mass", "bound"), [(0.3, 1024), (0.9, 7), (0.995, 1024), (0.9, 1)])
-def test_the_support_is_the_fewest_tokens_that_hold_the_mass(
+def test_the_support_is_the_smallest_sufficient(
     vocab_size: int, sharp: float, mass: float, bound: int
 ) -> None:
     scores = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * sharp
@@ -38,7 +38,7 @@ def test_the_support_is_the_fewest_tokens_that_hold_the_mass(
         np.testing.assert_allclose(values, probabilities[r, :n][order], rtol=1e-5)
 
 
-def test_of_equal_tokens_the_lowest_ids_are_kept() -> None:
+def test_the_lowest_ids_among_equals_are_kept() -> None:
     scores = torch.zeros(1, 100)
     scores[0, 50] = 1.0
     (sparse,) = draw_sparse(scores, halves(1), 0.9, 10)[1]
@@ -47,7 +47,7 @@ def test_of_equal_tokens_the_lowest_ids_are_kept() -> None:
     assert parts(sparse)[0].tolist() == [*range(10)]
 
 
-def test_the_whole_mass_is_every_token_that_is_not_filtered_out() -> None:
+def test_the_whole_mass_is_every_unfiltered_token() -> None:
     scores = torch.tensor([[0.0, -torch.inf, -30.0, 1.0], [-torch.inf, -torch.inf, -5.0, -torch.inf]])
     tokens, found = draw_sparse(scores, halves(2), 1.0, 1024)
     assert [parts(sparse)[0].tolist() for sparse in found] == [[0, 2, 3], [2]]
@@ -55,7 +55,7 @@ def test_the_whole_mass_is_every_token_that_is_not_filtered_out() -> None:
     assert parts(found[1])[1].tolist() == [1.0]
 
 
-def test_the_draw_inverts_exactly_what_is_sent() -> None:
+def test_the_draw_inverts_the_sent_distribution() -> None:
     """Every token is drawn for the uniforms between its cumulative shares of the float32 values."""
     scores = torch.randn(1, 30, generator=torch.Generator().manual_seed(2))
     (sparse,) = draw_sparse(scores, halves(1), 0.95, 1024)[1]
@@ -71,7 +71,7 @@ def test_the_draw_inverts_exactly_what_is_sent() -> None:
         assert token == ids[0 if u < 0.5 else -1]
 
 
-def test_a_token_without_a_share_is_never_drawn() -> None:
+def test_a_token_without_probability_is_never_drawn() -> None:
     """float32 rounds half of its least number to nothing, and it is kept: summed in the order of ids, the
     whole mass is more than what the likely tokens have. A uniform of 1 lifts the point to the total itself.
     """
@@ -85,7 +85,7 @@ def test_a_token_without_a_share_is_never_drawn() -> None:
         check_sparse([sparse], 7, [token])
 
 
-def test_a_row_that_is_no_distribution_leaves_others_alone() -> None:
+def test_an_invalid_row_does_not_affect_others() -> None:
     scores = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
     want = draw_sparse(scores, halves(4), 0.9, 20)
     for bad in (torch.nan, torch.inf):
@@ -96,7 +96,7 @@ def test_a_row_that_is_no_distribution_leaves_others_alone() -> None:
             assert (tokens[r], found[r]) == (want[0][r], want[1][r])
 
 
-def test_rows_of_a_wider_table_and_no_rows() -> None:
+def test_slices_of_wider_rows_and_empty_rows_are_drawn() -> None:
     wide = torch.randn(3, 64, generator=torch.Generator().manual_seed(4))
     assert draw_sparse(wide[:, :50], halves(3), 0.9, 20) == draw_sparse(
         wide[:, :50].clone(), halves(3), 0.9, 20

@@ -32,7 +32,7 @@ from paceline.decoding.theory import (
         (0.9, 10, 1.60, 6.86),
     ],
 )
-def test_table_1(alpha: float, k: int, operations: float, speed: float) -> None:
+def test_speedups_match_table_1(alpha: float, k: int, operations: float, speed: float) -> None:
     assert round(operations_factor(alpha, 0.0, k), 2) == operations
     assert round(speedup(alpha, 0.0, k), 2) == speed
 
@@ -54,14 +54,14 @@ def test_table_1(alpha: float, k: int, operations: float, speed: float) -> None:
         (3, 0.56, 0.11, 1.6),
     ],
 )
-def test_table_4_expected_improvement(k: int, alpha: float, c: float, expected: float) -> None:
+def test_expected_improvement_matches_table_4(k: int, alpha: float, c: float, expected: float) -> None:
     """The paper prints alpha and c with two digits, so the column is known within their rounding."""
     assert speedup(alpha, c, k) == pytest.approx(expected, abs=0.067)
     assert speedup(alpha - 0.005, c + 0.005, k) < expected + 0.05
     assert speedup(alpha + 0.005, c - 0.005, k) > expected - 0.05
 
 
-def test_overview_examples() -> None:
+def test_overview_examples_hold() -> None:
     assert round(expected_tokens(0.8, 4), 1) == 3.4
     assert round(expected_tokens(0.5, 4), 1) == 1.9
 
@@ -75,7 +75,7 @@ def test_expected_tokens_is_the_mean_of_a_capped_geometric() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 @pytest.mark.parametrize("alpha", [0.3, 0.7, 0.95])
-def test_the_measured_alpha_is_that_of_independent_tokens(alpha: float, k: int) -> None:
+def test_measured_alpha_equals_that_of_independent_tokens(alpha: float, k: int) -> None:
     """Exactly, in expectation: a round accepts i < k and rejects one, or accepts all."""
     rejected = 1 - alpha**k
     accepted = sum(i * alpha**i * (1 - alpha) for i in range(k)) + k * alpha**k
@@ -85,7 +85,7 @@ def test_the_measured_alpha_is_that_of_independent_tokens(alpha: float, k: int) 
 
 
 @pytest.mark.parametrize("k", [2, 4, 8])
-def test_the_measured_alpha_is_that_of_the_text(k: int) -> None:
+def test_measured_alpha_equals_that_of_the_text(k: int) -> None:
     """Hard tokens come behind easy ones, so rounds often begin with an easy one: first positions say more."""
     rng = random.Random(k)
     text, easy = [], True
@@ -104,7 +104,7 @@ def test_the_measured_alpha_is_that_of_the_text(k: int) -> None:
     assert first / rounds > of_the_text + 0.1
 
 
-def test_improvement() -> None:
+def test_improvement_follows_the_paper() -> None:
     assert improvement_possible(0.2, 0.1)
     assert not improvement_possible(0.1, 0.1)
     assert least_improvement(0.8, 0.1) == pytest.approx(speedup(0.8, 0.1, 1))
@@ -112,7 +112,7 @@ def test_improvement() -> None:
     assert speedup(0.8, 0.1, 4, overhead=0.2, row_cost=0.05) == pytest.approx(expected_tokens(0.8, 4) / 1.8)
 
 
-def test_best_k() -> None:
+def test_best_k_has_the_highest_speedup() -> None:
     for alpha in (0.1, 0.5, 0.8, 0.95):
         for c in (0.01, 0.1, 0.5):
             k = best_k(alpha, c, 64)
@@ -125,13 +125,13 @@ def test_best_k() -> None:
     assert best_k(1.0, 0.1, 8) == 8
 
 
-def test_oracle_bound() -> None:
+def test_oracle_bound_is_the_limit_of_expected_tokens() -> None:
     assert oracle_bound(0.75) == pytest.approx(4)
     assert oracle_bound(0.75) == pytest.approx(expected_tokens(0.75, 200))
     assert oracle_bound(1.0) == math.inf
 
 
-def test_acceptance_at_one_position() -> None:
+def test_acceptance_at_one_position_follows_the_formulas() -> None:
     assert acceptance_from([0.5, 0.5, 0.0], [0.2, 0.3, 0.5]) == pytest.approx(0.5)
     generator = random.Random(0)
     for _ in range(200):

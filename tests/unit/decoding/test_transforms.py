@@ -16,7 +16,7 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def test_plain_rows_are_the_logits_and_nothing_changes_the_input() -> None:
+def test_plain_rows_are_the_logits_and_stay_unchanged() -> None:
     x = logits(3)
     plain = RowParams.build([SamplingParams()], [3])
     assert processed_logits(x, plain) is x
@@ -29,7 +29,7 @@ def test_plain_rows_are_the_logits_and_nothing_changes_the_input() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_any_float_comes_out_as_float32(dtype: torch.dtype) -> None:
+def test_any_float_type_becomes_float32(dtype: torch.dtype) -> None:
     row_params = RowParams.build([SamplingParams(temperature=0.5)], [2])
     assert scores_of(logits(2).to(dtype), row_params).dtype == torch.float32
 
@@ -45,7 +45,7 @@ def test_temperature_only_rows_do_not_sort(monkeypatch: pytest.MonkeyPatch) -> N
     scores_of(logits(4), row_params)
 
 
-def test_no_filter_changes_what_a_greedy_row_takes() -> None:
+def test_filters_do_not_change_a_greedy_choice() -> None:
     x = logits(4)
     x[2, [3, 7]] = 50.0
     params = [SamplingParams(), SamplingParams(temperature=0, top_p=0.3, min_p=0.5, top_k=2)]
@@ -53,7 +53,7 @@ def test_no_filter_changes_what_a_greedy_row_takes() -> None:
     assert torch.equal(result, x)
 
 
-def test_a_mixed_batch_is_its_sequences_alone() -> None:
+def test_a_mixed_batch_equals_single_sequences() -> None:
     params = [
         SamplingParams(temperature=0.7),
         SamplingParams(temperature=1.3, top_k=4, repetition_penalty=1.3, min_tokens=9),
@@ -82,7 +82,7 @@ def test_a_mixed_batch_is_its_sequences_alone() -> None:
         start += n
 
 
-def test_min_tokens_masks_eos_and_stop_ids_until_enough_are_generated() -> None:
+def test_min_tokens_masks_eos_and_stop_ids_until_reached() -> None:
     params = SamplingParams(min_tokens=3, stop_token_ids=(5, 0), max_tokens=9)
     row_params = RowParams.build([params], [4], eos_token_ids=(0, 1))
     context = RowContext.build(row_params, [1], [[7, 7, 7]])
@@ -105,7 +105,7 @@ def test_a_trees_rows_see_the_path_to_their_node() -> None:
     assert torch.equal(context.counts, torch.stack(expected))
 
 
-def test_counts_made_on_the_host_are_put_where_the_rows_are() -> None:
+def test_host_counts_are_moved_to_the_rows_device() -> None:
     """On a device whose tensors hold nothing: to mix devices fails, and so does to look at a number."""
     meta = torch.device("meta")
     masked = SamplingParams(
@@ -120,7 +120,7 @@ def test_counts_made_on_the_host_are_put_where_the_rows_are() -> None:
     assert scores_of(logits(6).to(meta), row_params, context).shape == (6, V)
 
 
-def test_contexts_that_do_not_fit_are_refused() -> None:
+def test_contexts_of_the_wrong_size_are_refused() -> None:
     row_params = RowParams.build([SamplingParams(presence_penalty=1.0)], [3])
     with pytest.raises(ValueError, match="one more row"):
         RowContext.build(row_params, [0], [[1]], [ledger_counts([], 0, V)])
@@ -147,7 +147,7 @@ def test_ids_outside_the_vocabulary_are_refused(params: SamplingParams, field: s
     assert error.value.field == field
 
 
-def test_a_row_that_is_not_a_number_leaves_the_others_alone() -> None:
+def test_a_row_of_nan_does_not_affect_others() -> None:
     x = logits(3)
     params = [SamplingParams(top_k=4, top_p=0.8, min_p=0.05, temperature=0.6)]
     row_params = RowParams.build(params, [3])

@@ -123,7 +123,7 @@ def _edge(
 
 @pytest.mark.parametrize("replacement", [True, False])
 @pytest.mark.parametrize("parents", [(-1, -1), (-1, 0), (-1, -1, 0), (-1, -1, -1)])
-def test_output_distribution_is_the_targets(parents: tuple[int, ...], replacement: bool) -> None:
+def test_the_output_has_the_targets_distribution(parents: tuple[int, ...], replacement: bool) -> None:
     p, q = random_rows(1, 2), random_rows(2)
     assert error(accept_tree_rejection, parents, p, q, replacement=replacement) < 1e-6
 
@@ -144,7 +144,7 @@ def test_corner_cases_are_lossless(p: Tensor, q: Tensor) -> None:
     assert error(accept_tree_rejection, (-1, 0), p, q) < 1e-6
 
 
-def test_catches_the_longest_of_all_matching_paths() -> None:
+def test_catches_taking_the_longest_matching_path() -> None:
     """Each path judged alone, the longest taken: not lossless at a temperature."""
 
     def longest(
@@ -172,7 +172,7 @@ def test_catches_the_longest_of_all_matching_paths() -> None:
     assert error(longest, (-1, -1), p, q) > 1e-2
 
 
-def test_a_chain_as_a_tree_decides_as_a_chain() -> None:
+def test_a_chain_as_a_tree_decides_like_a_chain() -> None:
     generator = torch.Generator().manual_seed(6)
     for seed in range(50):
         p, q = random_rows(10 + seed, 4), random_rows(100 + seed, 3)
@@ -195,7 +195,7 @@ def assert_same(a: Decision, b: Decision) -> None:
     assert torch.equal(a.is_bonus, b.is_bonus)
 
 
-def test_the_coupled_walk_speaks_the_targets_own_sequence() -> None:
+def test_the_coupled_walk_gives_the_targets_own_sequence() -> None:
     """Any tree: the output is a prefix of what the target says alone, and the longest the tree holds."""
     generator = torch.Generator().manual_seed(7)
     for _ in range(200):

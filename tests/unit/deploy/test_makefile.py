@@ -74,7 +74,7 @@ def test_an_environment_is_made_and_then_used(folder: Path) -> None:
     assert make(folder, "/no/such/python").returncode == 0
 
 
-def test_one_that_has_no_pip_is_completed(folder: Path) -> None:
+def test_an_environment_without_pip_is_completed(folder: Path) -> None:
     """As `venv` leaves it where ensurepip is missing, which may be installed then. What is in it stays."""
     failed = make(folder, python(folder, (3, 12), whole=False))
     assert failed.returncode != 0
@@ -85,7 +85,7 @@ def test_one_that_has_no_pip_is_completed(folder: Path) -> None:
     assert mine.exists()
 
 
-def test_one_of_a_python_that_is_too_old_is_left_alone(folder: Path) -> None:
+def test_an_environment_of_an_old_python_is_left_alone(folder: Path) -> None:
     old = python(folder, (3, 10))
     subprocess.run([old, "-m", "venv", folder / "venv"], check=True)
     refused = make(folder, python(folder, (3, 12)))
@@ -95,14 +95,14 @@ def test_one_of_a_python_that_is_too_old_is_left_alone(folder: Path) -> None:
     assert (folder / "venv/bin/pip").exists()
 
 
-def test_a_python_that_is_too_old_is_told_so_and_makes_nothing(folder: Path) -> None:
+def test_an_old_python_is_refused_and_makes_nothing(folder: Path) -> None:
     refused = make(folder, python(folder, (3, 10)))
     assert refused.returncode != 0
     assert "Python 3.11 or newer is needed: make PYTHON=" in refused.stderr
     assert not (folder / "venv").exists()
 
 
-def test_a_folder_that_is_no_environment_is_not_emptied(folder: Path) -> None:
+def test_a_folder_that_is_no_environment_is_kept(folder: Path) -> None:
     mine = folder / "venv/mine"
     mine.parent.mkdir()
     mine.touch()

@@ -99,14 +99,14 @@ PLAIN = re.compile(r"^\w+$")
 
 
 @pytest.mark.parametrize("where", QUERIES)
-def test_every_metric_that_is_asked_for_is_exported(where: str) -> None:
+def test_every_queried_metric_is_exported(where: str) -> None:
     named = {name for query in QUERIES[where] for name in re.findall(r"paceline:\w+", query)}
     assert len(named) > 8
     assert named <= SAMPLES
 
 
 @pytest.mark.parametrize("query", [*QUERIES["dashboard"], *QUERIES["rules"]])
-def test_every_label_that_is_asked_for_is_one_of_its_metric(query: str) -> None:
+def test_every_queried_label_belongs_to_its_metric(query: str) -> None:
     """Whether it selects samples or groups them."""
     labels = {sample.name: set(sample.labels) for f in EXPORTED.values() for sample in f.samples}
     grouped = {label for by in re.findall(r"by \(([^)]*)\)", query) for label in by.split(", ")}
@@ -123,7 +123,7 @@ def test_every_label_that_is_asked_for_is_one_of_its_metric(query: str) -> None:
 
 
 @pytest.mark.parametrize("query", [*QUERIES["dashboard"], *QUERIES["rules"]])
-def test_every_query_is_balanced(query: str) -> None:
+def test_every_query_has_balanced_brackets(query: str) -> None:
     closing, open_ = {")": "(", "]": "[", "}": "{"}, []
     for character in re.sub(r'"[^"]*"', "", query):
         if character in closing.values():
@@ -133,7 +133,7 @@ def test_every_query_is_balanced(query: str) -> None:
     assert not open_
 
 
-def test_every_panel_says_what_it_shows_in_which_unit() -> None:
+def test_every_panel_has_a_description_and_unit() -> None:
     panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
     assert panels
     for panel in panels:
@@ -153,7 +153,7 @@ def test_every_panel_is_filtered_by_its_process() -> None:
             assert all('model_name=~"$model",instance=~"$instance"' in each for each in selectors)
 
 
-def test_the_alerts_are_rules_of_prometheus() -> None:
+def test_the_alerts_are_valid_prometheus_rules() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES) > 8
     for rule in RULES:
         assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
@@ -172,7 +172,7 @@ def test_the_alerts_are_rules_of_prometheus() -> None:
 @pytest.mark.parametrize(
     ("days", "severity"), [(31, None), (29, "warning"), (7, "warning"), (6, "critical"), (-1, "critical")]
 )
-def test_one_alert_tells_of_a_certificate_that_ends(days: int, severity: str | None) -> None:
+def test_one_alert_fires_for_an_ending_certificate(days: int, severity: str | None) -> None:
     """The expressions compare one metric with numbers, joined by `and`."""
     fires = []
     for rule in RULES:
@@ -183,20 +183,20 @@ def test_one_alert_tells_of_a_certificate_that_ends(days: int, severity: str | N
     assert fires == ([] if severity is None else [severity])
 
 
-def test_prometheus_reads_the_alerts() -> None:
+def test_prometheus_loads_the_alerts() -> None:
     folder = ROOT / "deploy" / "prometheus"
     config = yaml.safe_load((folder / "prometheus.yml").read_text())
     assert [(folder / name).is_file() for name in config["rule_files"]] == [True]
 
 
-def test_the_dashboards_panels_have_places_of_their_own() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
     assert len(set(places)) == len(places)
 
 
-def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
+def test_the_page_lists_exactly_the_metrics_with_types() -> None:
     told = {name: kind for name, kind, _ in ROW.findall(PAGE)}
     assert told.keys() == EXPORTED.keys()
     assert {name: told[name] for name in EXPORTED} == {name: family.type for name, family in EXPORTED.items()}
@@ -215,7 +215,7 @@ def test_the_page_explains_every_phase_and_kind(word: str) -> None:
     assert f"`{word}`" in PAGE
 
 
-def test_the_scrape_configuration_names_the_processes_of_compose() -> None:
+def test_prometheus_scrapes_the_processes_of_compose() -> None:
     config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
     targets = [
         target.rpartition(":")

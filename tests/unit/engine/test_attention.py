@@ -40,7 +40,7 @@ def given(monkeypatch: pytest.MonkeyPatch, device: str, kv_heads: int, heads: in
     return seen
 
 
-def test_a_gpus_kernels_are_given_no_expanded_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_kernels_get_no_expanded_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them was seen to go wrong on those. The device without data stands for any that is no CPU."""
     for part in given(monkeypatch, "meta", kv_heads=2, heads=8, rows=65):
         assert part.shape == (2, 4, 65, HEAD_DIM)
@@ -48,9 +48,7 @@ def test_a_gpus_kernels_are_given_no_expanded_keys(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("device", "kv_heads"), [("cpu", 2), ("meta", 8)])
-def test_keys_are_not_copied_where_that_is_of_no_use(
-    monkeypatch: pytest.MonkeyPatch, device: str, kv_heads: int
-) -> None:
+def test_keys_are_not_copied_needlessly(monkeypatch: pytest.MonkeyPatch, device: str, kv_heads: int) -> None:
     """On a CPU, and where no query heads share them."""
     for part in given(monkeypatch, device, kv_heads, heads=8, rows=65):
         assert part.untyped_storage().nbytes() == 8 * 16 * kv_heads * 2 * HEAD_DIM * 4, "the cache's own"
@@ -70,9 +68,7 @@ ONE_HEAD_EACH = 65 * 2 * 2 * HEAD_DIM * 4
         (1, [1] * 4),
     ],
 )
-def test_what_a_gpu_copies_has_a_bound(
-    monkeypatch: pytest.MonkeyPatch, room: int, at_once: list[int]
-) -> None:
+def test_gpu_copies_are_bounded(monkeypatch: pytest.MonkeyPatch, room: int, at_once: list[int]) -> None:
     """Once: a long prompt's keys were copied whole, for every query head that shares them."""
     monkeypatch.setattr(attention, "_COPIED_BYTES", room)
     parts = given(monkeypatch, "meta", kv_heads=2, heads=8, rows=65)
@@ -93,7 +89,7 @@ class NoCpu(Tensor):
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("start", [0, 30])
-def test_query_heads_in_parts_have_the_results_of_all_together(
+def test_query_heads_in_parts_give_the_same_results(
     monkeypatch: pytest.MonkeyPatch, start: int, window: int | None, softcap: float | None
 ) -> None:
     generator = torch.Generator().manual_seed(1)

@@ -215,7 +215,7 @@ CHECKS = [
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", BACKENDS)
-def test_backend_keeps_the_contract(name: str, check: Callable[[Subject], None]) -> None:
+def test_a_backend_keeps_the_contract(name: str, check: Callable[[Subject], None]) -> None:
     subject = Subject(lambda model, cache: runner_of(model, cache, name))
     assert subject.runner.backend.weight_bytes > 0
     check(subject)
@@ -224,7 +224,7 @@ def test_backend_keeps_the_contract(name: str, check: Callable[[Subject], None])
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", RECORDED)
-def test_captured_backend_keeps_the_contract(name: str, check: Callable[[Subject], None]) -> None:
+def test_a_captured_backend_keeps_the_contract(name: str, check: Callable[[Subject], None]) -> None:
     subject = Subject(lambda model, cache: recording_runner(model, cache, lambda step: step, name))
     check(subject)
     assert captured_of(subject.runner).usable
@@ -282,7 +282,9 @@ class Wrong:
         ("chains", "compiled", check_chains),
     ],
 )
-def test_wrong_backend_breaks_the_contract(fault: str, name: str, seen_by: Callable[[Subject], None]) -> None:
+def test_a_wrong_backend_breaks_the_contract(
+    fault: str, name: str, seen_by: Callable[[Subject], None]
+) -> None:
     def make(model: Any, cache: PagedCache) -> ModelRunner:
         return ModelRunner(model, cache, Wrong(backend_of(model, cache, name), fault))
 

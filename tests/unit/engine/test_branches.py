@@ -95,7 +95,7 @@ def test_each_branch_sees_its_own_ancestors_only(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_places_that_nobody_has_written_are_not_read(models: Models, reference: Reference, kind: str) -> None:
+def test_unwritten_slots_are_not_read(models: Models, reference: Reference, kind: str) -> None:
     """They hold no numbers, and 0 times that is none either."""
     cache = PagedCache(inspect_attention(models(kind)), num_blocks=64, block_size=4)
     for entries in cache.entries:
@@ -111,7 +111,7 @@ def test_places_that_nobody_has_written_are_not_read(models: Models, reference: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_adopted_branch_is_the_sequence(models: Models, reference: Reference, kind: str) -> None:
+def test_an_adopted_branch_becomes_the_sequence(models: Models, reference: Reference, kind: str) -> None:
     runner = make_runner(models(kind), num_blocks=64, block_size=4)
     tree = Tree(runner, tokens_of(14))
     rng = random.Random(5)
@@ -131,7 +131,7 @@ def test_an_adopted_branch_is_the_sequence(models: Models, reference: Reference,
     assert runner.cache.pool.used_blocks == 0
 
 
-def test_a_full_region_and_a_full_pool_are_told(models: Models) -> None:
+def test_a_full_region_or_pool_is_an_error(models: Models) -> None:
     runner = make_runner(models("llama"), num_blocks=6, block_size=4)
     tree = Tree(runner, tokens_of(12), room=8)
     with pytest.raises(ResourceExhaustedError):

@@ -43,14 +43,14 @@ def longest(role: str) -> int:
     return int(config.max_position_embeddings)
 
 
-def test_each_long_step_is_told_before_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_long_step_is_logged_before_it_begins(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="paceline.steps")
     build(TargetConfig(model="embedded:draft", threads=1, num_blocks=8))
     told = [r.getMessage().split()[0] for r in caplog.records if r.name == "paceline.steps"]
     assert [word for word in told if word != "compiling"] == ["loading", "making", "comparing"]
 
 
-def test_more_than_the_models_length_is_refused() -> None:
+def test_a_length_beyond_the_models_is_refused() -> None:
     """Once: it was lowered, and nobody was told."""
     own = longest("target")
     with pytest.raises(InvalidArgumentError, match=rf"at most {own}, .* got {own + 1}$") as refused:
@@ -60,7 +60,7 @@ def test_more_than_the_models_length_is_refused() -> None:
     assert built.max_model_len == own
 
 
-def test_a_draft_may_be_shorter_than_what_is_asked_of_both(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_draft_may_be_shorter_than_requested(caplog: pytest.LogCaptureFixture) -> None:
     own = longest("draft")
     with caplog.at_level(logging.WARNING):
         built = build(
@@ -70,14 +70,14 @@ def test_a_draft_may_be_shorter_than_what_is_asked_of_both(caplog: pytest.LogCap
     assert f"embedded:draft drafts for sequences of up to {own} tokens only, not {2 * own}" in caplog.messages
 
 
-def test_a_cache_that_makes_sequences_shorter_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_limits_the_length_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         built = build(DraftConfig(model="embedded:draft", threads=1, num_blocks=8))
     assert built.max_model_len == 8 * 16
     assert "sequences of embedded:draft are up to 128 tokens long: its cache holds no more" in caplog.messages
 
 
-def test_vocabulary_alone_is_that_of_the_model() -> None:
+def test_a_vocabulary_alone_equals_the_models() -> None:
     config = DraftConfig(model="embedded:draft", threads=1, num_blocks=longest("draft") // 16)
     whole, alone = build(config), build_vocabulary(config)
     assert (alone.runner, alone.loaded.model, alone.pool) == (None, None, None)
@@ -87,7 +87,7 @@ def test_vocabulary_alone_is_that_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_embedding_is_read_if_it_is_the_head(tied: bool) -> None:
+def test_the_embedding_counts_if_it_is_the_head(tied: bool) -> None:
     shape = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
     model = random_model(LlamaConfig(**shape, num_attention_heads=4, tie_word_embeddings=tied))
     parameters = sum(p.numel() for p in model.parameters())
@@ -95,7 +95,7 @@ def test_an_embedding_is_read_if_it_is_the_head(tied: bool) -> None:
 
 
 @pytest.mark.parametrize(("name", "made_current"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cpu", [])])
-def test_the_device_is_the_current_one_before_anything_is_put_there(
+def test_the_device_is_made_current_before_loading(
     name: str, made_current: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs and events are of the current device, whatever device their tensors are on."""
@@ -115,7 +115,7 @@ def test_the_device_is_the_current_one_before_anything_is_put_there(
 
 
 @pytest.mark.parametrize(("name", "told"), [("cuda", [False]), ("cuda:1", [False]), ("cpu", [])])
-def test_attention_on_cuda_is_kept_from_cudnn(
+def test_attention_on_cuda_does_not_use_cudnn(
     name: str, told: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It makes a plan for every shape there is, and keeps all of them."""
@@ -135,7 +135,7 @@ def test_attention_on_cuda_is_kept_from_cudnn(
 
 
 @pytest.mark.parametrize("step", ["load_model", "make_runner"])
-def test_a_device_without_room_is_told_with_what_helps(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_device_is_reported_with_remedies(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: all that was said was `torch.OutOfMemoryError: (its text is not logged)`."""
 
     def no_room(*_: Any, **__: Any) -> Any:
@@ -152,7 +152,7 @@ def test_a_device_without_room_is_told_with_what_helps(step: str, monkeypatch: p
 @pytest.mark.parametrize(
     ("cuda", "why"), [("13.0", "a driver too old for torch's CUDA 13.0"), (None, "this torch has no CUDA")]
 )
-def test_why_there_is_no_cuda_device_is_told(
+def test_a_missing_cuda_device_is_reported_with_the_cause(
     cuda: str | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: nothing told of the driver, which must be newer than many that are in use."""
@@ -164,7 +164,7 @@ def test_why_there_is_no_cuda_device_is_told(
 
 
 @pytest.mark.parametrize(("name", "there"), [("cuda", True), ("cuda:1", True), ("cuda:2", False)])
-def test_a_device_that_is_not_there_is_named(name: str, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_is_named(name: str, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     if there:

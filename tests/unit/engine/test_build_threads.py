@@ -21,7 +21,7 @@ from paceline.engine.loading.build import build
         ({"threads": 3}, 2.0, 3),
     ],
 )
-def test_torch_chooses_no_more_threads_than_there_is_time_for(
+def test_torch_gets_no_more_threads_than_the_quota(
     settings: dict[str, Any], quota: float, threads: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: a worker without `--threads` took the machine's, in a container with the time of two cores."""

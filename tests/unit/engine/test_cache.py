@@ -38,7 +38,7 @@ def test_copies_move_whole_blocks_in_order() -> None:
         assert torch.equal(new, torch.cat([old[2:4], old[2:4], old[0:2]]))
 
 
-def test_blocks_that_fit() -> None:
+def test_the_number_of_fitting_blocks_is_computed() -> None:
     block = bytes_per_block(LAYERS, 16, torch.float32)
     assert block == 16 * (2 * 12 + 32) * 4
     assert num_blocks_for(block * 5 + 1, LAYERS, 16, torch.float32) == 5
@@ -47,5 +47,5 @@ def test_blocks_that_fit() -> None:
     assert refused.value.field == "num_blocks"
 
 
-def test_free_memory_is_known_here() -> None:
+def test_free_memory_is_known() -> None:
     assert default_memory_bytes("cpu") > 1024 * 1024

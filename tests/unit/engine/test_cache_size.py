@@ -41,19 +41,19 @@ def test_a_share_is_of_the_whole_gpu_less_the_weights() -> None:
         (0.95, r"only 62\.0 GiB are free for the rest: ask for at most 0\.90"),
     ],
 )
-def test_a_share_that_cannot_be_had_is_told_in_bytes(share: float, said: str) -> None:
+def test_an_impossible_share_is_reported_in_bytes(share: float, said: str) -> None:
     with pytest.raises(InvalidArgumentError, match=said) as refused:
         memory_for_cache(CUDA, share)
     assert refused.value.field == "gpu_memory_utilization"
 
 
-def test_a_share_without_a_gpu_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_share_without_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert memory_for_cache(CPU, 0.5) > 0
     assert "--gpu-memory-utilization applies to GPUs only" in caplog.text
 
 
 @pytest.mark.usefixtures("gpu")
-def test_blocks_that_do_not_fit_are_told_with_the_most_that_do() -> None:
+def test_too_many_blocks_are_refused_with_the_maximum() -> None:
     check_fits(62, 16, GIB, CUDA)
     with pytest.raises(InvalidArgumentError) as refused:
         check_fits(63, 16, GIB, CUDA)
@@ -62,7 +62,7 @@ def test_blocks_that_do_not_fit_are_told_with_the_most_that_do() -> None:
     )
 
 
-def test_a_cache_that_does_not_fit_is_told_before_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_large_cache_is_refused_before_loading_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, **__: object) -> None:
         raise AssertionError("the weights were loaded")
 
@@ -73,20 +73,20 @@ def test_a_cache_that_does_not_fit_is_told_before_the_weights(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_an_entry_is_measured_as_the_loaded_model_has_it(role: str) -> None:
+def test_the_entry_size_matches_the_loaded_model(role: str) -> None:
     name = assets.resolve(f"embedded:{role}")
     layers = inspect_attention(load_model(name).model)
     config = AutoConfig.from_pretrained(name)
     assert numbers_per_position(config) == sum(layer.width for layer in layers)
 
 
-def test_an_entry_of_another_kind_is_not_guessed() -> None:
+def test_an_unknown_kind_of_entry_has_no_size() -> None:
     config = AutoConfig.from_pretrained(assets.resolve("embedded:draft"))
     config.kv_lora_rank = 4
     assert numbers_per_position(config) is None
 
 
-def test_what_the_system_refuses_is_told_like_a_full_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_the_system_is_reported_like_a_full_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, **__: object) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 

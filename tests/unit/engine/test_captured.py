@@ -97,7 +97,7 @@ def recording(model: Any, recorder: Any, *, block_size: int = 4, name: str = "to
 @pytest.mark.parametrize(
     ("kind", "block_size"), mostly_full([("llama", 16), *((kind, 4) for kind in KINDS)], count=3)
 )
-def test_a_replayed_batch_has_the_logits_of_transformers(
+def test_a_replayed_batch_has_transformers_logits(
     models: Models, reference: Reference, kind: str, block_size: int, traced: Tracer
 ) -> None:
     """Decoding, verification and rollback of sequences that come, go and grow past a block."""
@@ -146,7 +146,7 @@ def test_a_shared_prefix_is_read_and_not_written(
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_branches_see_their_own_ancestors_only(
+def test_branches_see_only_their_own_ancestors(
     models: Models, reference: Reference, kind: str, traced: Tracer
 ) -> None:
     runner, rng = recording(models(kind), traced), random.Random(3)
@@ -188,7 +188,7 @@ def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
     return Chain(tokens[1:], others=others, margins=margins)
 
 
-def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, traced: Tracer) -> None:
+def test_a_recorded_chain_equals_single_passes(models: Models, traced: Tracer) -> None:
     """Greedy and with noise in one loop, of several lengths; the cache has the same entries afterwards."""
     runner, rng = recording(models("llama"), traced, name="fused_eager"), random.Random(7)
     assert runner.chain_skills == ChainSkills(supports=False, max_feed=1)
@@ -221,7 +221,7 @@ def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, trace
     assert made == 3 - PATIENCE
 
 
-def test_a_recorded_loop_goes_on_from_branches(models: Models, traced: Tracer) -> None:
+def test_a_recorded_chain_continues_from_branches(models: Models, traced: Tracer) -> None:
     """Beside one on a table, and after entries that a branch has already."""
     runner = recording(models("llama"), traced, name="fused_eager")
     text = tokens_of(21)
@@ -264,7 +264,7 @@ def test_a_recorded_loop_goes_on_from_branches(models: Models, traced: Tracer) -
     assert runner.cache.pool.used_blocks == 0
 
 
-def test_a_loop_ends_where_the_logits_do(models: Models, traced: Tracer) -> None:
+def test_a_recorded_chain_ends_at_broken_logits(models: Models, traced: Tracer) -> None:
     """A token whose embedding is no number has no successor; other sequences go on."""
     model = loading.random_model(models("llama").config, seed=1)
     model.lm_head.weight.data[50] = 100 * model.lm_head.weight.data[50]
@@ -294,7 +294,7 @@ def test_without_blocks_nothing_changes(models: Models, traced: Tracer) -> None:
     assert runner.cache.pool.used_blocks == 0
 
 
-def test_what_no_bucket_holds_is_computed_all_the_same(
+def test_a_batch_too_large_for_a_bucket_is_computed(
     models: Models, reference: Reference, traced: Tracer
 ) -> None:
     runner, text = recording(models("llama"), traced), tokens_of(60)
@@ -305,7 +305,7 @@ def test_what_no_bucket_holds_is_computed_all_the_same(
     assert (captured_of(runner).num_recorded, traced.replays) == (0, 0)
 
 
-def test_a_model_that_cannot_be_recorded_is_served_without(
+def test_a_model_that_cannot_be_recorded_is_still_served(
     models: Models, reference: Reference, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(step: Step) -> Step:
@@ -360,7 +360,7 @@ def test_recordings_are_compared_before_they_serve(
         torch.set_num_threads(threads)
 
 
-def test_recordings_that_were_not_used_for_long_are_given_up(
+def test_recordings_unused_for_long_are_dropped(
     models: Models, traced: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: of three shapes in turn, with room for two, each was recorded again whenever it was used."""
@@ -403,7 +403,7 @@ class Uncounted(StaticInputs):
 
 
 @pytest.mark.parametrize("bug", [None, "mask", Unwritten, Forgetful, Uncounted], ids=str)
-def test_planted_bugs_are_seen(
+def test_planted_bugs_are_caught(
     models: Models, reference: Reference, bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if bug == "mask":
@@ -443,7 +443,7 @@ def test_planted_bugs_are_seen(
     st.integers(0, 300), st.integers(0, 20), st.integers(1, 5000), st.sampled_from([0, 1, 16, 48]),
     st.integers(20, 5000),
 )  # fmt: skip
-def test_a_bucket_holds_its_batch_and_is_its_own(
+def test_a_bucket_holds_its_batch_and_is_idempotent(
     sequences: int, rows: int, keys: int, block_size: int, max_keys: int
 ) -> None:
     bucket = bucket_of(sequences, rows, keys, max_keys=max_keys, block_size=block_size)
@@ -467,7 +467,7 @@ def test_a_bucket_holds_its_batch_and_is_its_own(
 
 @pytest.mark.parametrize("name", ["torch", "fused_eager"])
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
-def test_a_step_looks_at_no_number_and_stays_on_its_device(models: Models, kind: str, name: str) -> None:
+def test_a_step_stays_on_its_device_without_reads(models: Models, kind: str, name: str) -> None:
     """Sequences, branches and loops on a device whose tensors hold nothing."""
     layers = inspect_attention(models(kind))
     with torch.device("meta"):

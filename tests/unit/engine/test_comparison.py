@@ -51,7 +51,7 @@ def small_model(dtype: torch.dtype = torch.float32, positions: int = 128) -> Any
     ("device", "positions", "fed"),
     [("cpu", 128, [5, 3]), ("cuda", 128, [65, 12, 3]), ("cuda", 20, [5, 12, 3]), ("cuda", 2, [2])],
 )
-def test_what_is_compared_at_start_are_the_shapes_that_are_served(
+def test_the_served_shapes_are_compared_at_start(
     device: str, positions: int, fed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: a prompt's chunk by itself was not, which a GPU has kernels of its own for, nor two sequences
@@ -74,7 +74,7 @@ def test_what_is_compared_at_start_are_the_shapes_that_are_served(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bug", ["causality", "nan"])
-def test_the_comparison_sees_a_prompts_chunk_that_is_attended_wrongly(
+def test_the_self_check_sees_a_wrongly_attended_chunk(
     dtype: torch.dtype, bug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU; here the same tokens are compared on a CPU."""
@@ -128,7 +128,7 @@ def planted(fault: Callable[[PassLayout, Tensor], Tensor], monkeypatch: pytest.M
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fault", [one_too_high, from_zero, from_zero_beside_others, all_zero])
-def test_wrong_positions_are_seen_in_16_bits(
+def test_the_self_check_sees_wrong_positions_in_16_bits(
     fault: Callable[[PassLayout, Tensor], Tensor],
     device: str,
     target: Any,
@@ -142,7 +142,7 @@ def test_wrong_positions_are_seen_in_16_bits(
         make_runner(target, num_blocks=8)
 
 
-def test_what_is_wrong_from_the_first_row_on_is_not_taken_for_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_from_the_first_row_on_is_not_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(assets.resolve("embedded:draft"), dtype="bfloat16").model
     planted(all_zero, monkeypatch)
     with pytest.raises(InvalidArgumentError, match="gives other logits"):
@@ -150,7 +150,9 @@ def test_what_is_wrong_from_the_first_row_on_is_not_taken_for_noise(monkeypatch:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_wrong_window_is_seen_in_16_bits(device: str, target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_sees_a_wrong_window_in_16_bits(
+    device: str, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compared_as_on(device, monkeypatch)
     narrow = tuple(dataclasses.replace(layer, window=4) for layer in inspect_attention(target))
     monkeypatch.setattr(loading, "inspect_attention", lambda _: narrow)
@@ -159,9 +161,7 @@ def test_a_wrong_window_is_seen_in_16_bits(device: str, target: Any, monkeypatch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_another_row_in_the_place_of_the_wanted_one_is_seen(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_self_check_sees_a_swapped_row(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a prompt's pass wants one; all rows of a pass are in order by themselves."""
     build = RaggedBatch.build
 
@@ -177,7 +177,7 @@ def test_another_row_in_the_place_of_the_wanted_one_is_seen(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_single_row_of_nan_is_seen(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_sees_a_single_row_of_nan(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = ModelRunner.forward
 
     def wrong(runner: ModelRunner, inputs: Sequence[SequenceInput]) -> Tensor:
@@ -191,7 +191,7 @@ def test_a_single_row_of_nan_is_seen(dtype: torch.dtype, monkeypatch: pytest.Mon
         make_runner(small_model(dtype), num_blocks=8)
 
 
-def test_rows_that_take_their_neighbours_for_their_own_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_sees_rows_attending_to_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model that does not say that it does. In chunks of one sequence it is nearly right."""
     shape = {key: COMMON[key] for key in COMMON if key != "intermediate_size"} | {"num_hidden_layers": 4}
     config = ZayaConfig(
@@ -227,7 +227,7 @@ ROUNDED: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ROUNDED)
-def test_rounding_to_16_bits_is_not_taken_for_a_fault(
+def test_rounding_to_16_bits_is_not_an_error(
     name: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared_as_on(device, monkeypatch)
@@ -247,7 +247,7 @@ def sensitive_model(dtype: torch.dtype = torch.bfloat16) -> Any:
 
 
 @pytest.mark.parametrize(("hidden", "inner", "vocab", "seed"), [(64, 128, 512, 1), (128, 256, 1000, 12)])
-def test_a_row_of_the_first_chunk_that_goes_to_another_expert_is_no_fault(
+def test_another_expert_in_the_first_chunk_is_not_an_error(
     hidden: int, inner: int, vocab: int, seed: int
 ) -> None:
     """Once: what it left in the cache moved all rows behind it, and the model was refused."""
@@ -285,7 +285,7 @@ def changed_keys(of_tokens: range) -> Callable[[PagedCache, Tensor, int], None]:
 
 
 @pytest.mark.parametrize(("wrong", "fed"), [(range(0), [1]), (range(18), [1, 10, 19])])
-def test_further_tokens_are_fed_where_the_first_ones_failed(
+def test_further_tokens_are_tried_after_a_failure(
     wrong: range, fed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = fed_to(monkeypatch, changed_keys(wrong))
@@ -302,7 +302,7 @@ def test_further_tokens_are_fed_where_the_first_ones_failed(
     ],
     ids=["16 bits", "32 bits", "no experts"],
 )
-def test_only_rounding_that_chooses_experts_has_another_try(
+def test_only_routing_by_rounding_gets_another_try(
     model: Callable[[], Any], sets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = fed_to(monkeypatch, changed_keys(range(1000)))
@@ -311,7 +311,7 @@ def test_only_rounding_that_chooses_experts_has_another_try(
     assert len(begun) == sets
 
 
-def test_nan_has_no_other_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_gets_no_other_try(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(cache: PagedCache, logits: Tensor, first: int) -> None:
         if first == 1:
             logits[-1] = torch.nan
@@ -322,7 +322,7 @@ def test_nan_has_no_other_try(monkeypatch: pytest.MonkeyPatch) -> None:
     assert begun == [1]
 
 
-def test_sets_of_tokens_differ() -> None:
+def test_the_token_sets_differ() -> None:
     large, small = model_with_experts(), model_with_experts(vocab_size=9)
     sets = [self_check.tokens_to_compare(large, each) for each in range(3)]
     assert len({token for tokens in sets for token in tokens}) == 24
@@ -331,7 +331,7 @@ def test_sets_of_tokens_differ() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fault", [one_too_high, from_zero, from_zero_beside_others, all_zero])
-def test_wrong_positions_are_seen_with_each_set(
+def test_each_token_set_shows_wrong_positions(
     fault: Callable[[PassLayout, Tensor], Tensor], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared_as_on(device, monkeypatch)
@@ -345,7 +345,7 @@ def test_wrong_positions_are_seen_with_each_set(
 @pytest.mark.parametrize(
     ("layers", "spread", "seed", "fault"), [(8, 0.1, 8, one_too_high), (4, 0.12, 1, all_zero)]
 )
-def test_a_further_set_whose_nearest_rows_are_near_by_chance_excuses_nothing(
+def test_chance_matches_in_a_further_set_excuse_nothing(
     layers: int, spread: float, seed: int, fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_with_experts(seed=seed, num_hidden_layers=layers, initializer_range=spread)
@@ -355,7 +355,7 @@ def test_a_further_set_whose_nearest_rows_are_near_by_chance_excuses_nothing(
         make_runner(model, num_blocks=8)
 
 
-def test_what_all_logits_of_a_row_share_hides_no_error() -> None:
+def test_a_common_offset_of_a_row_hides_no_error() -> None:
     """Softmax does not see it."""
     right = torch.randn(3, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     ours, shared = right.roll(1, 1), torch.tensor([[1e3], [-2e4], [0.0]], dtype=torch.float64)

@@ -102,7 +102,7 @@ def compiled(name: str, make: Make = model_of) -> ModelRunner:
 
 @pytest.mark.parametrize("make", [model_of, in_halves])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_equals_transformers_modules_on_ragged_batches(name: str, make: Make) -> None:
+def test_compiled_equals_transformers_on_ragged_batches(name: str, make: Make) -> None:
     """Prefill, chunks, decode and verification rows, batches in which sequences come and go."""
     modules = make_runner(make(name), num_blocks=64, block_size=4)
     runners = (modules, compiled(name, make))
@@ -125,7 +125,7 @@ def test_equals_transformers_modules_on_ragged_batches(name: str, make: Make) ->
 
 @pytest.mark.parametrize("make", [model_of, in_halves])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_row_has_the_same_bits_in_any_company(name: str, make: Make) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(name: str, make: Make) -> None:
     """Alone, in one prefill, in chunks, in verification rows, among other sequences."""
     runner = compiled(name, make)
     rng = random.Random(7)
@@ -152,7 +152,7 @@ def test_a_row_has_the_same_bits_in_any_company(name: str, make: Make) -> None:
             mate.truncate_to(1)
 
 
-def test_a_pass_is_given_up_without_a_trace() -> None:
+def test_an_abandoned_pass_leaves_no_trace() -> None:
     """What is wanted before it begins; the same tokens fed again give the same bits."""
     runner, cancel = compiled("llama, two"), CancelToken()
     tables = [runner.new_table(), runner.new_table()]
@@ -171,14 +171,14 @@ def test_a_pass_is_given_up_without_a_trace() -> None:
     assert not make_runner(model_of("llama, two"), num_blocks=8).cancellable
 
 
-def test_the_whole_vocabulary_comes_back_and_nothing_more() -> None:
+def test_logits_have_exactly_the_vocabularys_width() -> None:
     runner = compiled("llama, two")
     assert runner.forward([SequenceInput(runner.new_table(), [1, 2], 1)]).shape == (1, 97)
     assert runner.forward([SequenceInput(runner.new_table(), [1, 2], 0)]).shape == (0, 97)
 
 
 @pytest.mark.parametrize("name", ["llama, two", "llama, one, tied"])
-def test_the_model_gives_its_weights_up(name: str) -> None:
+def test_the_model_gives_up_its_weights(name: str) -> None:
     """All but the embedding, which is looked up."""
     model = model_of(name)
     make_runner(model, num_blocks=8, backends=BACKENDS)
@@ -190,7 +190,7 @@ def test_the_model_gives_its_weights_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["embed_tokens", "lm_head", "q_proj", "v_proj", "down_proj"])
-def test_a_broken_weight_is_noticed(place: str) -> None:
+def test_a_broken_weight_gives_nan_logits(place: str) -> None:
     """NaN in a weight that a row uses is NaN in its logits."""
     model = model_of("llama, two")
     for name, parameter in model.named_parameters():
@@ -205,7 +205,7 @@ def test_a_broken_weight_is_noticed(place: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("longest", [2, 4, 7])
-def test_what_serves_few_tokens_is_compared_on_more(
+def test_a_short_model_is_compared_on_more_tokens(
     threads: int, longest: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: its tables of positions were too short for that, and what lay behind them was read."""
@@ -225,14 +225,14 @@ def test_what_serves_few_tokens_is_compared_on_more(
     ],
     ids=["biases of the MLP", "narrow heads", "odd width"],
 )
-def test_what_does_not_fit_takes_another_pass(config: Any) -> None:
+def test_unsupported_models_take_another_backend(config: Any) -> None:
     runner = make_runner(random_model(config), num_blocks=8, backends=BACKENDS)
     assert not runner.backend.skills.row_invariant
     assert not weights.fits(random_model(config))
 
 
 @pytest.mark.parametrize("reason", ["threads", "dtype"])
-def test_other_workers_take_another_pass(reason: str) -> None:
+def test_unsuitable_workers_take_another_backend(reason: str) -> None:
     if reason == "threads":
         torch.set_num_threads(2)
     dtype = torch.bfloat16 if reason == "dtype" else torch.float32
@@ -253,7 +253,7 @@ def test_determinism_is_kept_or_refused() -> None:
     assert refusal.value.field == "deterministic"
 
 
-def test_a_wrong_pass_is_left_out_at_start(
+def test_a_wrong_pass_is_rejected_at_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Planted: keys and values are those of the queries. Another backend serves, unharmed."""
@@ -286,7 +286,7 @@ def test_the_exponential_is_exact_to_its_last_places() -> None:
 
 
 @pytest.mark.parametrize(("most", "wide", "beside"), [(6, 1, False), (3, 2, False), (6, 4, True)])
-def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: int, beside: bool) -> None:
+def test_a_products_rows_are_independent_of_sharing(most: int, wide: int, beside: bool) -> None:
     """As many as processors with AVX-512 and without take together, each number of them."""
     add = tiles._sum_of_products(most, wide=wide, beside=beside, adds=True)
     n, width = 37, 8 * vectors.LANES
@@ -317,7 +317,7 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: i
 
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("tiles_of_outputs", [1, 2, 5, 8])
-def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int, halves: bool) -> None:
+def test_a_rows_product_is_the_same_for_any_row_count(tiles_of_outputs: int, halves: bool) -> None:
     """One tile at a time, two, or a wide one; all rows at once or some after the others; odd tiles last."""
     n, width, most, apart = 152, tiles_of_outputs * vectors.LANES, 40, 3
     rng = np.random.default_rng(4)
@@ -342,13 +342,13 @@ def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int
         assert np.array_equal(product(0, rows), alone[:rows])
 
 
-def test_arrays_begin_where_a_line_of_the_cache_does() -> None:
+def test_arrays_are_aligned_to_cache_lines() -> None:
     for words in (1, 7, 100_000, 262_143):
         assert weights.aligned(words).ctypes.data % 64 == 0
         assert len(weights.aligned(words)) == words
 
 
-def test_large_arrays_begin_where_a_large_page_may() -> None:
+def test_large_arrays_are_aligned_to_huge_pages() -> None:
     for words in (262_144, 800_000, 3_000_000):
         assert weights.aligned(words).ctypes.data % (2 << 20) == 0
         assert len(weights.aligned(words)) == words
@@ -358,7 +358,7 @@ def test_large_arrays_begin_where_a_large_page_may() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_half_the_bytes_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_16_bit_weights_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of prefill, of a step, of more rows than share a read; and those of the modules but for rounding."""
     modules = make_runner(in_halves(name), num_blocks=64, block_size=4)
     halves = make_runner(in_halves(name), num_blocks=64, block_size=4, backends=BACKENDS)
@@ -380,7 +380,7 @@ def test_half_the_bytes_give_the_same_bits(name: str, monkeypatch: pytest.Monkey
         torch.testing.assert_close(logits[halves], logits[modules], atol=3e-5, rtol=1e-5)
 
 
-def test_one_weight_that_is_no_bfloat16_keeps_all_of_them_whole() -> None:
+def test_one_non_bfloat16_weight_keeps_all_whole() -> None:
     model = in_halves("llama, two")
     model.model.layers[1].mlp.down_proj.weight.data[3, 5] = 0.1
     whole = make_runner(model, num_blocks=8, backends=BACKENDS)
@@ -391,7 +391,7 @@ def test_one_weight_that_is_no_bfloat16_keeps_all_of_them_whole() -> None:
 
 
 @pytest.mark.parametrize("fault", ["order", "upper", "turned"])
-def test_wrong_halves_are_left_out_at_start(
+def test_wrongly_packed_weights_are_rejected_at_start(
     fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Planted: an input's weight and the next one's change places, one is missing, or all are reversed."""
@@ -444,7 +444,7 @@ def assert_same(chain: Chain, wanted: Chain) -> None:
 
 @pytest.mark.parametrize("make", [model_of, in_halves])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_chain_is_what_single_passes_choose(name: str, make: Make) -> None:
+def test_a_chain_equals_single_passes(name: str, make: Make) -> None:
     """Greedy, with noise and drawn from a support, of several lengths, after one token and after more.
 
     The cache afterwards has the same bits, and so has every distribution.
@@ -482,7 +482,7 @@ def test_a_chain_is_what_single_passes_choose(name: str, make: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama, two", "mistral"])
-def test_a_chain_on_a_branch_is_the_one_on_a_table(name: str) -> None:
+def test_a_chain_on_a_branch_equals_one_on_a_table(name: str) -> None:
     """Side by side over one prefix, one after entries of its own; adopted it is the sequence."""
     runner, rng = compiled(name), random.Random(4)
     text = [rng.randrange(97) for _ in range(19)]
@@ -519,7 +519,7 @@ def test_a_chain_on_a_branch_is_the_one_on_a_table(name: str) -> None:
     assert torch.equal(runner.forward([SequenceInput(other, tokens, 1)]), more)
 
 
-def test_a_chain_that_is_told_to_stop_ends_with_its_step() -> None:
+def test_a_chain_told_to_stop_ends_with_its_step() -> None:
     """And goes on later as if nothing had been."""
     runner, cancel = compiled("llama, two"), CancelToken()
     expected = one_by_one(runner, ChainInput(runner.new_table(), [3], 6))
@@ -536,7 +536,7 @@ def test_a_chain_that_is_told_to_stop_ends_with_its_step() -> None:
 
 
 @pytest.mark.parametrize("layers", [2, 4])
-def test_a_chain_in_progress_is_stopped(layers: int) -> None:
+def test_a_running_chain_is_stopped(layers: int) -> None:
     """The compiled loop looks at the flag at every step, not once, and within one that is not half done: of
     four layers the first one tells of it in time. What was given up is done again, and is the same.
 
@@ -569,7 +569,7 @@ def test_a_chain_in_progress_is_stopped(layers: int) -> None:
     assert decoder_chain.targetoptions["nogil"], "another thread can set it meanwhile"
 
 
-def test_of_equal_logits_the_lowest_id_is_chosen() -> None:
+def test_the_lowest_id_of_equal_logits_is_chosen() -> None:
     model = model_of("llama, two")
     model.lm_head.weight.data[7:] = model.lm_head.weight.data[7]
     runner = make_runner(model, num_blocks=32, block_size=4, backends=BACKENDS)
@@ -578,7 +578,7 @@ def test_of_equal_logits_the_lowest_id_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-def test_a_chain_ends_where_its_logits_do(drawn: bool) -> None:
+def test_a_chain_ends_at_broken_logits(drawn: bool) -> None:
     """A token whose embedding is no number has no successor; other chains go on."""
     model = model_of("llama, two")
     model.lm_head.weight.data[50] = 100 * model.lm_head.weight.data[50]

@@ -35,7 +35,7 @@ def function(x):
 """
 
 
-def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
+def test_processes_starting_together_compile_once(tmp_path: Path) -> None:
     Path(tmp_path, "slow_to_compile.py").write_text(FUNCTION)
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     children = [
@@ -78,7 +78,7 @@ def _is_locked(folder: Path) -> bool:
         return True
 
 
-def test_a_first_call_holds_the_lock_and_gives_it_back(tmp_path: Path) -> None:
+def test_a_first_call_holds_and_releases_the_lock(tmp_path: Path) -> None:
     compiled = Compiled(tmp_path)
     compile_lock.call(compiled, 1, 2)
     assert compiled.locked == [True]
@@ -92,7 +92,7 @@ def test_later_calls_take_no_lock(tmp_path: Path) -> None:
     assert compiled.locked == [True], "it did not wait for who holds it"
 
 
-def test_what_fails_to_compile_gives_the_lock_back(tmp_path: Path) -> None:
+def test_a_failed_compilation_releases_the_lock(tmp_path: Path) -> None:
     def broken() -> None:
         raise TypeError("no such type")
 
@@ -105,7 +105,7 @@ def test_what_fails_to_compile_gives_the_lock_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", [None, "a file"])
-def test_without_a_folder_for_locks_it_is_called_all_the_same(tmp_path: Path, folder: str | None) -> None:
+def test_without_a_lock_folder_the_function_is_called(tmp_path: Path, folder: str | None) -> None:
     at = None if folder is None else tmp_path / folder
     if at is not None:
         at.write_text("")

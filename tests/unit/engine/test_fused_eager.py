@@ -87,7 +87,7 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("name", COVERED)
-def test_equals_transformers_modules_on_ragged_batches(name: str) -> None:
+def test_fused_equals_transformers_on_ragged_batches(name: str) -> None:
     """Prefill, chunks, decode and verification rows, batches in which sequences come and go."""
     config = COVERED[name]()
     plain = make_runner(with_random_norms_and_biases(config), num_blocks=64, block_size=4)
@@ -125,7 +125,7 @@ def test_joined_weights_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama, grouped", "llama, tied"])
-def test_packed_weights_take_the_place_of_the_models(name: str) -> None:
+def test_packed_weights_replace_the_models(name: str) -> None:
     """The embedding stays, whoever else uses it."""
     model = random_model(COVERED[name]())
     make_runner(model, num_blocks=8, backends=UNCOMPILED)
@@ -149,12 +149,12 @@ def test_packed_weights_take_the_place_of_the_models(name: str) -> None:
     ],
     ids=["gelu", "dynamic rope", "another family"],
 )
-def test_leaves_other_models_to_their_modules(config: Any) -> None:
+def test_uncovered_models_are_left_to_their_modules(config: Any) -> None:
     """What it does not cover exactly it does not touch."""
     assert not covers(random_model(config))
 
 
-def test_a_layer_of_another_type_is_left_to_the_modules() -> None:
+def test_an_unknown_layer_type_is_left_to_the_modules() -> None:
     """A quantised or adapted projection."""
 
     class Adapted(torch.nn.Linear):
@@ -165,7 +165,7 @@ def test_a_layer_of_another_type_is_left_to_the_modules() -> None:
     assert not covers(model)
 
 
-def test_a_wrong_short_pass_is_left_out_at_start(
+def test_a_wrong_fused_pass_is_rejected_at_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Planted: the rotary tables lack the sign of half their entries. The modules serve, unharmed."""

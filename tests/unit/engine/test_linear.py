@@ -17,7 +17,7 @@ def layers(widths: list[int], *, bias: bool) -> list[nn.Linear]:
 @pytest.mark.parametrize("rows", [1, 2, 5, 40])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("pack", [False, True])
-def test_joined_products_are_the_modules_side_by_side(rows: int, bias: bool, pack: bool) -> None:
+def test_joined_products_equal_the_modules_side_by_side(rows: int, bias: bool, pack: bool) -> None:
     modules = layers([8, 16, 3], bias=bias)
     x = torch.randn(rows, 24)
     expected = torch.cat([m(x) for m in modules], dim=1)
@@ -28,7 +28,7 @@ def test_joined_products_are_the_modules_side_by_side(rows: int, bias: bool, pac
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_the_norm_comes_first(pack: bool) -> None:
+def test_the_norm_is_applied_first(pack: bool) -> None:
     """Against the formula in float64; one row is so short that epsilon counts."""
     (module,) = layers([16], bias=True)
     gain, epsilon = torch.randn(24), 1e-3

@@ -89,9 +89,7 @@ def test_eos_falls_back_to_the_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ids", "kept"), [([5, 8], {5}), ([-1, 12], set())])
-def test_ends_that_the_tokenizer_does_not_know_end_nothing(
-    tmp_path: Path, ids: list[int], kept: set[int]
-) -> None:
+def test_ends_unknown_to_the_tokenizer_are_dropped(tmp_path: Path, ids: list[int], kept: set[int]) -> None:
     """The output is 16 wide, the vocabulary 8."""
     save(tmp_path, generation_eos=ids)
     assert load_model(tmp_path).eos_token_ids == kept
@@ -105,7 +103,7 @@ def test_the_fingerprint_is_that_of_tokenizer_json(tmp_path: Path) -> None:
     assert vocabulary["<extra>"] == 7
 
 
-def test_the_fingerprint_depends_on_every_pair_and_not_on_their_order() -> None:
+def test_the_fingerprint_depends_on_pairs_not_their_order() -> None:
     one = vocabulary_fingerprint({"a": 1, "b": 2})
     assert one == vocabulary_fingerprint({"b": 2, "a": 1})
     others = [{"a": 2, "b": 1}, {"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a:1;1:b": 2}, {"a": 1, "é": 2}]
@@ -116,7 +114,7 @@ def test_the_fingerprint_depends_on_every_pair_and_not_on_their_order() -> None:
     ("asked", "expected"),
     [(None, torch.float32), ("bfloat16", torch.bfloat16), ("float32", torch.float32)],
 )
-def test_a_16_bit_checkpoint_becomes_float32_on_a_cpu_unless_asked(
+def test_a_16_bit_checkpoint_becomes_float32_on_a_cpu(
     tmp_path: Path, asked: str | None, expected: torch.dtype
 ) -> None:
     save(tmp_path, dtype=torch.bfloat16)
@@ -125,7 +123,7 @@ def test_a_16_bit_checkpoint_becomes_float32_on_a_cpu_unless_asked(
     assert all(p.dtype == expected for p in loaded.model.parameters())
 
 
-def test_what_a_model_computes_of_its_config_has_the_bits_of_float32(tmp_path: Path) -> None:
+def test_values_derived_from_the_config_are_float32(tmp_path: Path) -> None:
     """Once: Gemma's factor of the embedding was rounded to bfloat16 on the way, and every logit with it."""
     save(tmp_path)
     config = Gemma3TextConfig(
@@ -149,7 +147,7 @@ def test_what_a_model_computes_of_its_config_has_the_bits_of_float32(tmp_path: P
     assert torch.equal(*logits)
 
 
-def test_a_checkpoint_whose_config_names_no_dtype_becomes_float32_as_well(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_dtype_becomes_float32(tmp_path: Path) -> None:
     save(tmp_path, dtype=torch.bfloat16)
     change(tmp_path, dtype=None, torch_dtype=None)
     assert AutoConfig.from_pretrained(tmp_path).dtype is None
@@ -184,7 +182,7 @@ def of_the_base_model(path: Path) -> None:
         (lambda path: change(path, num_hidden_layers=2), r"lack model\.layers\.1\.\S+ and 8 more weights$"),
     ],
 )
-def test_a_checkpoint_that_lacks_weights_is_refused(
+def test_a_checkpoint_lacking_weights_is_refused(
     lessen: Callable[[Path], None], named: str, tmp_path: Path
 ) -> None:
     """Once: transformers drew them at random, and they were served."""
@@ -195,7 +193,7 @@ def test_a_checkpoint_that_lacks_weights_is_refused(
     assert caught.value.field == "model"
 
 
-def test_a_head_that_is_the_embedding_is_not_lacking(tmp_path: Path) -> None:
+def test_a_tied_head_is_not_lacking(tmp_path: Path) -> None:
     save(tmp_path, tied=True)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert "lm_head.weight" not in file.keys()  # noqa: SIM118 - it is no mapping
@@ -234,7 +232,7 @@ def test_a_broken_checkpoint_is_refused_in_one_line(
     assert len(caught.value.message.splitlines()) == 1
 
 
-def test_a_model_without_a_tokenizer_is_told_before_its_weights(
+def test_a_missing_tokenizer_is_reported_before_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path)
@@ -245,7 +243,7 @@ def test_a_model_without_a_tokenizer_is_told_before_its_weights(
         load_model(tmp_path)
 
 
-def test_code_of_a_checkpoint_names_what_allows_it(tmp_path: Path) -> None:
+def test_a_checkpoint_with_code_names_the_needed_option(tmp_path: Path) -> None:
     save(tmp_path)
     change(tmp_path, model_type="mine", auto_map={"AutoConfig": "mine.Mine"})
     (tmp_path / "mine.py").write_text("raise SystemExit")
@@ -261,7 +259,7 @@ def test_an_unknown_model_type_is_named(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-def test_an_error_of_several_lines_is_told_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_several_lines_is_reported_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise ValueError("It is one of:\n(1) this\n(2) that")
 
@@ -271,7 +269,7 @@ def test_an_error_of_several_lines_is_told_whole(tmp_path: Path, monkeypatch: py
         load_model(tmp_path)
 
 
-def test_a_device_without_room_is_no_fault_of_the_checkpoint(
+def test_a_full_device_is_not_blamed_on_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
@@ -283,7 +281,7 @@ def test_a_device_without_room_is_no_fault_of_the_checkpoint(
         load_model(tmp_path)
 
 
-def test_a_model_of_another_state_is_refused() -> None:
+def test_a_model_with_other_state_is_refused() -> None:
     """Once: in 16 bits one was served, and a request's text changed the logits of its neighbour in a pass."""
     config = ZayaConfig(
         vocab_size=97,
@@ -302,7 +300,7 @@ def test_a_model_of_another_state_is_refused() -> None:
     assert caught.value.field == "model"
 
 
-def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+def test_an_unloadable_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         load_model(tmp_path)
     assert caught.value.field == "model"
@@ -323,7 +321,7 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         ("AutoTokenizer", ValueError("You are trying to access a gated repo.")),
     ],
 )
-def test_what_cannot_be_loaded_is_told_why(
+def test_a_gated_model_is_reported_with_the_remedy(
     of: str, reason: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
@@ -345,7 +343,7 @@ def test_what_cannot_be_loaded_is_told_why(
     ],
 )
 @pytest.mark.parametrize("place", ["quantization_config", "text_config"])
-def test_a_quantised_checkpoint_is_refused_before_its_weights_are_read(
+def test_a_quantised_checkpoint_is_refused_before_its_weights(
     tmp_path: Path, settings: dict[str, Any], method: str, place: str
 ) -> None:
     """There are none."""
@@ -360,7 +358,7 @@ def test_a_quantised_checkpoint_is_refused_before_its_weights_are_read(
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [4.0, 8.0]}
 
 
-def test_positions_that_change_within_the_served_length_are_refused() -> None:
+def test_positions_changing_within_the_length_are_refused() -> None:
     config = Phi3Config(
         vocab_size=16,
         hidden_size=8,
@@ -395,7 +393,7 @@ def test_positions_that_change_within_the_served_length_are_refused() -> None:
         ({"rope_parameters": {"full_attention": None, "rope_type": "llama3"}, "rope_scaling": None}, 64),
     ],
 )
-def test_wherever_a_config_says_that_they_change(fields: dict[str, Any], served: int) -> None:
+def test_every_config_form_of_changing_positions_is_found(fields: dict[str, Any], served: int) -> None:
     config = SimpleNamespace(model_type="any", max_position_embeddings=64, **fields)
     config.get_text_config = lambda decoder: config
     _refuse_changing_positions(config, served)

@@ -71,7 +71,7 @@ def v1(group: str, limit: int, used: int, files: int = 0) -> Files:
         ("4:cpu:/x", v1("x", GIB, 0), 64 * GIB),
     ],
 )
-def test_the_least_of_what_machine_and_groups_leave(
+def test_available_memory_is_the_least_of_machine_and_groups(
     own: str, files: Files, available: int, system: Path
 ) -> None:
     """Once: in a container with a limit the machine's memory was counted, until the container was ended."""
@@ -80,7 +80,7 @@ def test_the_least_of_what_machine_and_groups_leave(
     assert default_memory_bytes("cpu") == available // 4
 
 
-def test_a_system_that_tells_nothing_needs_to_be_told(system: Path) -> None:
+def test_without_memory_figures_num_blocks_is_required(system: Path) -> None:
     """Once: where there is no such file its reading failed, with no word of the setting that helps."""
     (system / "meminfo").unlink()
     assert available_bytes() is None

@@ -112,7 +112,7 @@ def test_steps_are_tried_and_recorded_on_one_stream(monkeypatch: pytest.MonkeyPa
     assert len(ran) == 6, "a replay runs nothing of the step"
 
 
-def test_recorders_of_a_device_share_their_stream_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorders_share_their_devices_stream_not_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that the graphs of one gave up can be none that another one records in."""
     cuda = FakeCuda(monkeypatch)
     new_recorder = _recorders(torch.device("cuda"))
@@ -136,7 +136,7 @@ class Watched(Tracer):
         return replay
 
 
-def test_what_is_compared_at_start_is_recorded_apart_and_gone_at_once(
+def test_comparison_recordings_are_separate_and_freed(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: both recorded into the same memory, and whether that was given up in between was up to chance."""
@@ -177,7 +177,7 @@ def recording(models: Models, recorder: Any, room: Tensor | None = None) -> Mode
     return recording_runner(model, cache, recorder, room=room)
 
 
-def test_all_recorded_passes_leave_their_logits_in_one_place(models: Models, reference: Reference) -> None:
+def test_recorded_passes_share_one_place_for_logits(models: Models, reference: Reference) -> None:
     """Once: each kept room for its own. What the caller has is a copy: another replay leaves it alone."""
     results: list[Tensor] = []
     room = room_for_logits(VOCAB, torch.float32, CPU)
@@ -194,7 +194,7 @@ def test_all_recorded_passes_leave_their_logits_in_one_place(models: Models, ref
         assert_close(told, reference("llama", [7] * rows))
 
 
-def test_logits_of_more_bits_than_the_weights_keep_them(models: Models, reference: Reference) -> None:
+def test_logits_wider_than_the_weights_keep_their_bits(models: Models, reference: Reference) -> None:
     runner = recording(models, Tracer(), room_for_logits(VOCAB, torch.bfloat16, CPU))
     for _ in range(2 + PATIENCE):
         table = runner.new_table()
@@ -202,9 +202,7 @@ def test_logits_of_more_bits_than_the_weights_keep_them(models: Models, referenc
         table.free()
 
 
-def test_logits_have_their_room_before_the_cache_takes_the_rest(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_get_room_before_the_cache_is_sized(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     make, free = room_for_logits, loading.memory_for_cache
 

@@ -147,7 +147,7 @@ Reference = Callable[[str, Sequence[int]], torch.Tensor]
 
 @pytest.mark.parametrize("block_size", [1, 16, MAX_LEN])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_prefill_chunks_decode_and_verification_equal_transformers(
+def test_chunks_decode_and_verification_equal_transformers(
     name: str, block_size: int, models: Models, reference: Reference
 ) -> None:
     runner = make_runner(models(name), num_blocks=512 // block_size, block_size=block_size)
@@ -230,7 +230,7 @@ def test_a_batch_of_equal_decodes_needs_no_padding(name: str, models: Models, re
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 @pytest.mark.parametrize("block_size", [1, 16, MAX_LEN])
-def test_rollback_then_another_continuation_equals_a_fresh_run(
+def test_rollback_and_continuation_equal_a_fresh_run(
     name: str, block_size: int, models: Models, reference: Reference
 ) -> None:
     runner = make_runner(models(name), num_blocks=512 // block_size, block_size=block_size)
@@ -245,7 +245,7 @@ def test_rollback_then_another_continuation_equals_a_fresh_run(
     assert_close(feed(runner, table, right), reference(name, right))
 
 
-def test_capacity_exhaustion_touches_nothing(models: Models) -> None:
+def test_a_full_cache_leaves_everything_unchanged(models: Models) -> None:
     runner = make_runner(models("llama"), num_blocks=5)
     first, second = runner.new_table(), runner.new_table()
     feed(runner, first, tokens_of(30), want=0)
@@ -279,7 +279,7 @@ def test_a_failing_pass_leaves_the_tables_as_they_were(
     assert (table.length, len(table.blocks)) == (16, 1)
 
 
-def test_one_sequence_that_turns_to_nan_harms_no_other(models: Models, reference: Reference) -> None:
+def test_a_sequence_of_nan_does_not_affect_others(models: Models, reference: Reference) -> None:
     """Also not through blocks it leaves behind, nor through padding."""
     runner = make_runner(models("llama"), num_blocks=12)
     poisoned, sane = runner.new_table(), runner.new_table()
@@ -335,7 +335,7 @@ def test_a_sequence_twice_in_a_batch_is_refused(models: Models) -> None:
         feed(make_runner(models("llama"), num_blocks=4), table, [1])
 
 
-def test_properties_say_what_the_model_is(models: Models) -> None:
+def test_properties_describe_the_model(models: Models) -> None:
     runner = make_runner(models("qwen3"), num_blocks=4)
     assert (runner.num_layers, runner.vocab_size, runner.max_model_len) == (2, VOCAB, MAX_LEN)
     assert (runner.dtype, runner.device.type) == (torch.float32, "cpu")
@@ -352,7 +352,7 @@ def test_bfloat16_gives_float32_logits() -> None:
 class TestPlantedBugs:
     """The comparison above notices what it is there for."""
 
-    def test_lost_causality_is_seen(
+    def test_catches_lost_causality(
         self, models: Models, reference: Reference, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         runner = make_runner(models("llama"), num_blocks=8)
@@ -361,9 +361,7 @@ class TestPlantedBugs:
         with pytest.raises(AssertionError):
             assert_close(feed(runner, runner.new_table(), tokens), reference("llama", tokens))
 
-    def test_transformers_own_attention_without_masks_is_seen(
-        self, models: Models, reference: Reference
-    ) -> None:
+    def test_catches_packed_rows_without_masks(self, models: Models, reference: Reference) -> None:
         """Packed rows of two sequences under plain SDPA see one another."""
         twin = copy.deepcopy(models("llama"))
         twin.set_attn_implementation("sdpa")
@@ -378,7 +376,7 @@ class TestPlantedBugs:
         with pytest.raises(AssertionError):
             assert_close(logits[8:], reference("llama", tokens))
 
-    def test_stale_entries_left_visible_are_seen(self, models: Models, reference: Reference) -> None:
+    def test_catches_stale_entries_left_visible(self, models: Models, reference: Reference) -> None:
         """A rollback that forgets to truncate: the rejected tokens stay in the cache."""
         runner = make_runner(models("llama"), num_blocks=8)
         table = runner.new_table()
@@ -387,14 +385,14 @@ class TestPlantedBugs:
         with pytest.raises(AssertionError):
             assert_close(feed(runner, table, right), reference("llama", prefix + right)[20:])
 
-    def test_a_forgotten_window_is_seen(self, models: Models, reference: Reference) -> None:
+    def test_catches_a_forgotten_window(self, models: Models, reference: Reference) -> None:
         runner = make_runner(models("mistral"), num_blocks=8)
         runner.cache.windows[:] = [None, None]
         tokens = tokens_of(20)
         with pytest.raises(AssertionError):
             assert_close(feed(runner, runner.new_table(), tokens), reference("mistral", tokens))
 
-    def test_the_comparison_at_start_sees_lost_causality_too(
+    def test_the_self_check_catches_lost_causality(
         self, models: Models, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(AttentionGroup, "plan", lambda *_: (0, None))
@@ -412,7 +410,7 @@ class TestInspection:
         assert attention.inspect_attention(models("qwen3"))[0] == LayerLayout(1, 16, 16, None)
 
     @pytest.mark.parametrize("name", ["gpt_oss", "llama4_text", "bloom", "mamba"])
-    def test_other_attention_is_refused(self, name: str) -> None:
+    def test_unsupported_attention_is_refused(self, name: str) -> None:
         from transformers import BloomConfig, GptOssConfig, Llama4TextConfig, MambaConfig
 
         small = {**COMMON, "num_key_value_heads": 2, "head_dim": 8}

@@ -51,7 +51,7 @@ def compiled_logits(model: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("scale", [2, 7, 16])
-def test_shape_has_about_the_parameters(scale: int) -> None:
+def test_a_shape_has_about_the_scaled_parameters(scale: int) -> None:
     layers, neurons = shape_of(12, 2048, scale)
     assert layers % 12 == 0
     assert neurons % UNIT == 0
@@ -60,7 +60,7 @@ def test_shape_has_about_the_parameters(scale: int) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("scale", [2, 7])
-def test_modules_give_the_same_logits(scale: int, tied: bool) -> None:
+def test_scaled_modules_give_the_same_logits(scale: int, tied: bool) -> None:
     small = small_model(tied=tied)
     large = scaled(copy.deepcopy(small), scale)
     tokens = torch.randint(0, 97, (2, 20), generator=torch.Generator().manual_seed(2))
@@ -73,7 +73,7 @@ def test_modules_give_the_same_logits(scale: int, tied: bool) -> None:
 
 
 @pytest.mark.parametrize("scale", [2, 7])
-def test_compiled_pass_gives_the_same_bits(scale: int) -> None:
+def test_the_scaled_compiled_pass_gives_the_same_bits(scale: int) -> None:
     small = small_model(tied=True)
     large = scaled(copy.deepcopy(small), scale)
     for a, b in zip(compiled_logits(small), compiled_logits(large), strict=True):
@@ -86,24 +86,24 @@ def test_added_weights_are_bfloat16_numbers() -> None:
     assert all(p.isfinite().all() for p in large.parameters())
 
 
-def test_scale_of_one_is_the_model_itself() -> None:
+def test_a_scale_of_one_is_the_model_itself() -> None:
     small = small_model(tied=True)
     assert scaled(small, 1) is small
 
 
-def test_names_of_scaled_models() -> None:
+def test_names_of_scaled_models_are_resolved() -> None:
     assert assets.resolve("embedded:target@7") == assets.resolve("embedded:target")
     assert assets.scale_of("embedded:target@7") == 7
     assert [assets.scale_of(name) for name in ("embedded:target", "org/model@7", "/a/b")] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["target@0", "target@65", "target@", "target@x", "target@-1", "draft@2"])
-def test_wrong_scale_is_refused(name: str) -> None:
+def test_an_invalid_scale_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"embedded:{name}"):
         assets.resolve(f"embedded:{name}", "target_model")
 
 
-def test_saved_checkpoint_is_the_scaled_model(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_is_the_scaled_model(tmp_path: Path) -> None:
     folder = checkpoint_of("embedded:target@2", tmp_path)
     small, large = (
         AutoModelForCausalLM.from_pretrained(f) for f in (assets.resolve("embedded:target"), folder)

@@ -88,7 +88,7 @@ def begun(checks: StructureChecks, tenant: str, *names: str) -> list[asyncio.Tas
     return [asyncio.create_task(checks.check(tenant, MODEL, named(name))) for name in names]
 
 
-async def test_tenants_take_turns(checks: StructureChecks, process: FakeProcess) -> None:
+async def test_tenants_checks_take_turns(checks: StructureChecks, process: FakeProcess) -> None:
     tasks = begun(checks, "a", "a1", "a2", "a3", "a4") + begun(checks, "b", "b1", "b2")
     process.answer(times=6)
     await asyncio.gather(*tasks)
@@ -97,7 +97,7 @@ async def test_tenants_take_turns(checks: StructureChecks, process: FakeProcess)
     ]  # fmt: skip
 
 
-async def test_what_was_found_is_remembered_by_tenant(checks: StructureChecks, process: FakeProcess) -> None:
+async def test_results_are_remembered_by_tenant(checks: StructureChecks, process: FakeProcess) -> None:
     process.answer(times=2)
     for _ in range(3):
         await checks.check("a", MODEL, named("x"))
@@ -117,7 +117,7 @@ async def test_what_was_found_is_remembered_by_tenant(checks: StructureChecks, p
         ({"broken": "PanicException"}, r"structured_outputs.regex: .* failed \(PanicException\)"),
     ],
 )
-async def test_a_refusal_is_remembered_and_raised_afresh(
+async def test_a_refusal_is_remembered_and_raised_anew(
     checks: StructureChecks, process: FakeProcess, answer: dict[str, Any], message: str
 ) -> None:
     process.answer(answer)
@@ -139,7 +139,7 @@ async def test_a_refusal_is_remembered_and_raised_afresh(
         (ValueError("x"), InternalError),
     ],
 )
-async def test_what_is_not_the_structures_fault_is_tried_again(
+async def test_a_failure_not_of_the_structure_is_retried(
     checks: StructureChecks, process: FakeProcess, answer: Any, kind: type[PacelineError]
 ) -> None:
     process.answer(answer)
@@ -150,14 +150,18 @@ async def test_what_is_not_the_structures_fault_is_tried_again(
     assert process.asked == ["x", "x"]
 
 
-async def test_the_same_of_one_tenant_is_compiled_once(checks: StructureChecks, process: FakeProcess) -> None:
+async def test_equal_checks_of_a_tenant_are_compiled_once(
+    checks: StructureChecks, process: FakeProcess
+) -> None:
     tasks = begun(checks, "a", *["x"] * 100)
     process.answer()
     await asyncio.gather(*tasks)
     assert process.asked == ["x"]
 
 
-async def test_who_leaves_is_not_compiled_for(checks: StructureChecks, process: FakeProcess) -> None:
+async def test_checks_of_absent_callers_are_not_compiled(
+    checks: StructureChecks, process: FakeProcess
+) -> None:
     running, waiting, stays = begun(checks, "a", "running", "waiting", "stays")
     await until(lambda: process.asked)
     for task in (waiting, running):
@@ -172,9 +176,7 @@ async def test_who_leaves_is_not_compiled_for(checks: StructureChecks, process: 
     assert process.asked[-1] == "running"
 
 
-async def test_it_goes_on_while_one_of_many_still_waits(
-    checks: StructureChecks, process: FakeProcess
-) -> None:
+async def test_a_check_goes_on_while_one_caller_waits(checks: StructureChecks, process: FakeProcess) -> None:
     first, second = begun(checks, "a", "x", "x")
     await until(lambda: process.asked)
     first.cancel()
@@ -184,7 +186,7 @@ async def test_it_goes_on_while_one_of_many_still_waits(
     assert (process.asked, process.given_up) == (["x"], [])
 
 
-async def test_a_tenants_queue_is_bounded_and_so_are_all(
+async def test_the_queues_of_each_tenant_and_all_are_bounded(
     checks: StructureChecks, process: FakeProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_TENANT_STRUCTURE_CHECKS", 2)
@@ -206,7 +208,7 @@ async def test_a_tenants_queue_is_bounded_and_so_are_all(
     assert await follows, "who comes back is not sent away for those that wait"
 
 
-async def test_followers_and_structures_take_turns(checks: StructureChecks, process: FakeProcess) -> None:
+async def test_following_and_compiling_take_turns(checks: StructureChecks, process: FakeProcess) -> None:
     follows = [asyncio.create_task(checks.follows("a", MODEL, named("f"), [[1]])) for _ in range(3)]
     tasks = begun(checks, "b", "b1", "b2")
     process.answer(times=5)
@@ -214,7 +216,9 @@ async def test_followers_and_structures_take_turns(checks: StructureChecks, proc
     assert process.asked in (["f", "b1", "f", "b2", "f"], ["b1", "f", "b2", "f", "f"])
 
 
-async def test_a_text_that_does_not_keep_to_it(checks: StructureChecks, process: FakeProcess) -> None:
+async def test_a_text_breaking_the_structure_is_reported(
+    checks: StructureChecks, process: FakeProcess
+) -> None:
     process.answer({"kept": False})
     assert not await checks.follows("a", MODEL, named("x"), [[1]])
     process.answer({"over": "time"})
@@ -222,7 +226,7 @@ async def test_a_text_that_does_not_keep_to_it(checks: StructureChecks, process:
         await checks.follows("a", MODEL, named("x"), [[1]])
 
 
-async def test_closing_ends_the_process_and_all_that_wait(
+async def test_closing_ends_the_process_and_all_waiting_checks(
     checks: StructureChecks, process: FakeProcess
 ) -> None:
     tasks = begun(checks, "a", "running", "waiting")

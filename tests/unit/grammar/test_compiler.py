@@ -38,7 +38,7 @@ A = StructuredOutputs(regex="a+")
         {"json": {"type": "array", "items": {"type": "string"}}, "disable_any_whitespace": True},
     ],
 )
-def test_what_can_be_followed(wanted: dict[str, Any]) -> None:
+def test_supported_structures_pass(wanted: dict[str, Any]) -> None:
     # The bytes of JSON's own signs are not in the tiny vocabulary.
     text = (assets.path("target") / "tokenizer.json").read_text()
     Grammars(text, 2048, [0]).check(StructuredOutputs(**wanted))
@@ -64,7 +64,7 @@ def test_what_can_be_followed(wanted: dict[str, Any]) -> None:
         ({"json": '{"not": ' * 500 + "{}" + "}" * 500}, ""),
     ],
 )
-def test_what_cannot_be_followed_is_refused_by_name(wanted: dict[str, Any], message: str) -> None:
+def test_unsupported_structures_are_refused_by_name(wanted: dict[str, Any], message: str) -> None:
     made = StructuredOutputs(**wanted)
     with pytest.raises(InvalidArgumentError) as caught:
         grammars().check(made)
@@ -74,7 +74,7 @@ def test_what_cannot_be_followed_is_refused_by_name(wanted: dict[str, Any], mess
     assert len(caught.value.description) <= 300
 
 
-def test_what_takes_too_long_is_refused() -> None:
+def test_a_structure_slow_to_compile_is_refused() -> None:
     """By the processor time of the thread: here every look at the clock costs 60 ms."""
     ticks = iter(range(1000))
     slow = grammars(clock=lambda: next(ticks) * 0.06)
@@ -126,7 +126,7 @@ def test_a_structure_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.masks([]).sum() == first.masks([]).sum()
 
 
-def test_the_longest_unused_structure_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_structure_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_COMPILED_STRUCTURES", 2)
     one = grammars()
     for pattern in ("a", "b", "a", "c"):
@@ -134,7 +134,7 @@ def test_the_longest_unused_structure_is_forgotten(monkeypatch: pytest.MonkeyPat
     assert [wanted.regex for _, wanted in one._compiled] == ["a", "c"]
 
 
-def test_what_took_much_processor_time_is_forgotten_before_it_takes_too_much_memory(
+def test_structures_with_much_processor_time_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a text leads to stays in what was compiled. Here every look at the clock costs an eighth of a
@@ -154,7 +154,7 @@ def test_what_took_much_processor_time_is_forgotten_before_it_takes_too_much_mem
     assert one.start(second).masks([1]).tolist() == busy.masks([1]).tolist()
 
 
-def test_what_is_asked_for_again_and_again_is_kept_beside_all_that_is_not(
+def test_a_structure_in_steady_use_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compiling it in every sequence of one request would keep all others waiting."""
@@ -176,7 +176,7 @@ def test_what_is_asked_for_again_and_again_is_kept_beside_all_that_is_not(
     assert len(one._compiled) == 12  # eleven of 0.3 s beside the one of 0.45
 
 
-def test_one_structure_alone_is_compiled_anew_when_it_has_taken_too_much() -> None:
+def test_an_overused_single_structure_is_recompiled() -> None:
     ticks = itertools.count()
     one = grammars(clock=lambda: next(ticks) / 8)
     states = [one.start(A) for _ in range(80)]
@@ -198,7 +198,7 @@ def _wordpiece() -> str:
         ("no json", (0,), "not supported"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_used_is_said_when_a_structure_is_asked_for(
+def test_an_unusable_tokenizer_is_reported_on_use(
     tokenizer: str | None, eos: tuple[int, ...], message: str
 ) -> None:
     unusable = Grammars(tokenizer, VOCAB, eos)
@@ -207,7 +207,7 @@ def test_a_tokenizer_that_cannot_be_used_is_said_when_a_structure_is_asked_for(
     assert caught.value.field == "structured_outputs"
 
 
-def test_truncation_and_padding_of_a_tokenizer_change_nothing() -> None:
+def test_a_tokenizers_truncation_and_padding_are_ignored() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json())
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=8)
@@ -235,7 +235,7 @@ def test_a_compiled_structure_serves_its_salt_alone(monkeypatch: pytest.MonkeyPa
     assert compiled == [wanted]
 
 
-def test_one_compiled_elsewhere_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_structure_compiled_elsewhere_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     one, wanted = grammars(), StructuredOutputs(regex="a")
     prototype = one.compiled(wanted)
     assert not one.holds(wanted)

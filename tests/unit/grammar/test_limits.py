@@ -61,7 +61,7 @@ def use_up(known: Grammars) -> None:
     room(known.start(WANTED))
 
 
-def test_what_one_sequence_may_not_do_others_still_can(compiled: list[StructuredOutputs]) -> None:
+def test_one_sequences_state_limit_does_not_affect_others(compiled: list[StructuredOutputs]) -> None:
     """Once: all of them failed from then on, and whoever came later, until the worker was restarted."""
     known = grammars(clock=lambda: 0.0)
     running, further = known.start(WANTED), known.start(WANTED)
@@ -76,7 +76,7 @@ def test_what_one_sequence_may_not_do_others_still_can(compiled: list[Structured
 
 
 @pytest.mark.parametrize("step", [1, 3])
-def test_where_a_text_is_given_up_depends_on_no_other(step: int) -> None:
+def test_the_state_limit_depends_on_no_other_sequence(step: int) -> None:
     alone = room(grammars(clock=lambda: 0.0).start(WANTED), step)
     known = grammars(clock=lambda: 0.0)
     others = [known.start(WANTED) for _ in range(3)]
@@ -90,7 +90,7 @@ def test_where_a_text_is_given_up_depends_on_no_other(step: int) -> None:
     assert [room(other, step) for other in others] == [alone] * 3
 
 
-def test_a_text_that_was_given_up_behind_a_draft_goes_on_elsewhere() -> None:
+def test_a_text_too_long_behind_a_draft_continues_elsewhere() -> None:
     known = grammars(clock=lambda: 0.0)
     state = known.start(WANTED)
     rows = state.masks([], letters(60))
@@ -99,7 +99,7 @@ def test_a_text_that_was_given_up_behind_a_draft_goes_on_elsewhere() -> None:
     assert state.masks([B], [A]).tolist() == known.start(WANTED).masks([B], [A]).tolist()
 
 
-def test_a_lexer_that_takes_nothing_any_more_is_not_taken_for_the_grammar_s_answer() -> None:
+def test_an_exhausted_lexer_is_not_a_grammars_refusal() -> None:
     """It says of no token that it gave up, but refuses it."""
     known = grammars(clock=lambda: 0.0)
     state, following = known.start(WANTED), known.start(WANTED)
@@ -113,9 +113,7 @@ def test_a_lexer_that_takes_nothing_any_more_is_not_taken_for_the_grammar_s_answ
 
 
 @pytest.mark.parametrize("tokens", [[C], [A, C]])
-def test_what_the_grammar_refuses_is_compiled_once(
-    tokens: Sequence[int], compiled: list[StructuredOutputs]
-) -> None:
+def test_a_grammars_refusal_compiles_once(tokens: Sequence[int], compiled: list[StructuredOutputs]) -> None:
     known = grammars(clock=lambda: 0.0)
     state = known.start(WANTED)
     for _ in range(3):
@@ -153,7 +151,7 @@ def test_a_long_text_can_be_followed_at_once(monkeypatch: pytest.MonkeyPatch) ->
     assert state.masks(text).tolist() == want
 
 
-def test_sequences_that_use_up_what_they_share_part_once(
+def test_sequences_exhausting_a_shared_state_separate_once(
     compiled: list[StructuredOutputs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each by itself needs less than all of it. Once: they began again together, and again used it up."""

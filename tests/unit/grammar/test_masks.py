@@ -43,7 +43,7 @@ def tokens_of(row: Mask) -> set[int]:
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_what_may_come_next_after_every_beginning(name: str) -> None:
+def test_masks_allow_exactly_the_possible_next_tokens(name: str) -> None:
     language, checked = LANGUAGES[name], 0
     shared = language.start()
     for path in paths(language):
@@ -56,7 +56,7 @@ def test_what_may_come_next_after_every_beginning(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_every_row_of_every_proposal(name: str) -> None:
+def test_every_row_of_every_proposal_is_correct(name: str) -> None:
     """Rows behind a forbidden token, or behind the end, may be anything: no text reaches them."""
     language = LANGUAGES[name]
     state = language.start()
@@ -98,9 +98,7 @@ def test_longer_proposals_are_walked_to_their_end() -> None:
     )
 )
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_a_state_that_was_anywhere_answers_like_a_new_one(
-    name: str, queries: list[tuple[list[int], list[int]]]
-) -> None:
+def test_a_used_state_answers_like_a_new_one(name: str, queries: list[tuple[list[int], list[int]]]) -> None:
     language = LANGUAGES[name]
     state = language.start()
     for generated, drafts in queries:
@@ -135,10 +133,10 @@ def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
 
         monkeypatch.setattr(GrammarState, "masks", stuck)
     with pytest.raises((AssertionError, InternalError)):
-        test_every_row_of_every_proposal(name)
+        test_every_row_of_every_proposal_is_correct(name)
 
 
-def test_tokens_that_are_no_text_never_come() -> None:
+def test_tokens_without_text_are_masked() -> None:
     state = grammars().start(StructuredOutputs(regex=".*"))
     (row,) = state.masks([])
     assert tokens_of(row) == set(range(VOCAB)) - {OTHER}
@@ -151,20 +149,20 @@ def test_padding_of_the_vocabulary_is_masked() -> None:
     assert not row[OTHER:].any()
 
 
-def test_a_narrower_output_than_the_tokenizer_has_fewer_tokens_to_go_on_with() -> None:
+def test_a_narrower_model_output_has_fewer_allowed_tokens() -> None:
     state = grammars(4).start(StructuredOutputs(regex="(abc|ba)+"))
     (row,) = state.masks([])
     assert tokens_of(row) == {TOKENS.index("a"), TOKENS.index("b")}
 
 
-def test_tokens_that_do_not_keep_to_it_are_a_defect() -> None:
+def test_tokens_breaking_the_structure_are_an_internal_error() -> None:
     state = LANGUAGES["regex"].start()
     with pytest.raises(InternalError, match="violate"):
         state.masks([TOKENS.index("1")])
     assert tokens_of(state.masks([])[0]) == LANGUAGES["regex"].allowed(())
 
 
-def test_whether_a_text_may_go_so_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_checked_against_the_structure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "_PART", 2)
     language = LANGUAGES["regex"]
     state, wrong = language.start(), TOKENS.index("1")
@@ -180,14 +178,14 @@ def test_whether_a_text_may_go_so_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert language.agrees(state.masks(whole[:1])[0], whole[:1])
 
 
-def test_where_no_token_can_go_on_the_field_is_named() -> None:
+def test_a_structure_leaving_no_token_names_its_field() -> None:
     """The alphabet lacks the letter that must come."""
     state = grammars().start(StructuredOutputs(regex="ax"))
     with pytest.raises(InvalidArgumentError, match=r"structured_outputs\.regex: leaves no token"):
         state.masks([TOKENS.index("a")])
 
 
-def test_rows_end_where_a_draft_leads_to_a_dead_end_and_no_later_answer_is_spoilt() -> None:
+def test_rows_end_at_a_dead_end_without_side_effects() -> None:
     """After "b" only a letter may come that no token has. The text may still go on otherwise."""
     wanted = StructuredOutputs(regex="c(ab|bx)")
     state, c, b = grammars().start(wanted), TOKENS.index("c"), TOKENS.index("b")
@@ -204,7 +202,7 @@ def test_rows_end_where_a_draft_leads_to_a_dead_end_and_no_later_answer_is_spoil
             assert state.masks(own).tolist() == fresh.masks(own).tolist()
 
 
-def test_a_dead_end_is_not_walked_into_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_end_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time would take the whole text: a draft asks at every step, and at every branch."""
     state = grammars().start(StructuredOutputs(regex="c(ab|bx)"))
     tokens = [TOKENS.index(letter) for letter in "cb"]
@@ -244,7 +242,7 @@ class Timed:
         monkeypatch.setattr(GrammarState, name, slow)
 
 
-def test_a_mask_that_takes_too_long_ends_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_slow_mask_ends_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     a = TOKENS.index("a")
     for drafts in ([], [a]):
         with monkeypatch.context() as patched:
@@ -256,7 +254,7 @@ def test_a_mask_that_takes_too_long_ends_the_sequence(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("token", "row", "rows"), [(0.3, 0.0, 3), (0.0, 0.2, 3), (0.6, 0.0, 2), (0.1, 0.0, 5)]
 )
-def test_masks_that_take_too_long_end_the_rows(
+def test_too_slow_masks_end_the_rows(
     token: float, row: float, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In plain decoding each of them would have the time to itself."""
@@ -267,7 +265,7 @@ def test_masks_that_take_too_long_end_the_rows(
 
 
 @pytest.mark.parametrize(("seconds", "rows"), [(-0.3, 1), (0.0, 1), (0.1, 1), (0.3, 2), (0.5, 3)])
-def test_rows_end_with_the_time_there_is_for_all_sequences(
+def test_rows_end_with_the_time_of_all_sequences(
     seconds: float, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the first, which plain decoding needs as well."""
@@ -276,7 +274,7 @@ def test_rows_end_with_the_time_there_is_for_all_sequences(
     assert len(timed.state.masks([], [a] * 4, seconds)) == rows
 
 
-def test_a_text_that_is_followed_anew_has_the_time_the_coordinator_gave_it(
+def test_a_text_followed_anew_gets_the_follow_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once: it had that of one round's masks, and long texts ended when their target changed."""
@@ -289,7 +287,7 @@ def test_a_text_that_is_followed_anew_has_the_time_the_coordinator_gave_it(
         slow.state.masks(text)
 
 
-def test_masks_that_stay_slow_end_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lastingly_slow_masks_end_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each for itself within the bound of a round: all sequences of a worker wait for every one of them."""
     now, asked, right = 0.0, 0, GrammarState._fill
 
@@ -309,7 +307,7 @@ def test_masks_that_stay_slow_end_the_sequence(monkeypatch: pytest.MonkeyPatch) 
     assert asked == 7, "nothing is tried after that"
 
 
-def test_masks_that_are_slow_at_times_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_occasionally_slow_masks_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked, right = 0.0, 0, GrammarState._fill
 
     def uneven(self: GrammarState, row: Mask) -> None:

@@ -63,7 +63,7 @@ def with_limits(monkeypatch: pytest.MonkeyPatch, **changes: int) -> None:
     monkeypatch.setattr(process_module, "_PROGRAM", (sys.executable, "-P", "-c", code))
 
 
-async def test_it_says_what_is_wrong_with_a_structure(process: CompileProcess) -> None:
+async def test_the_process_reports_what_is_wrong(process: CompileProcess) -> None:
     assert process.pid is None, "it is not started before it is needed"
     assert (await process.check(MODEL, GOOD))["kept"]
     answer = await process.check(MODEL, StructuredOutputs(regex="("))
@@ -72,7 +72,7 @@ async def test_it_says_what_is_wrong_with_a_structure(process: CompileProcess) -
     assert (await process.check(StructureVocabulary(VOCAB, ()), GOOD))["field"] == "structured_outputs"
 
 
-async def test_it_follows_texts(process: CompileProcess) -> None:
+async def test_the_process_follows_texts(process: CompileProcess) -> None:
     a, one = TOKENS.index("a"), TOKENS.index("1")
     assert (await process.follow(MODEL, GOOD, [[a, a], [], [a]]))["kept"] is True
     assert (await process.follow(MODEL, GOOD, [[a], [a, one]]))["kept"] is False
@@ -91,14 +91,14 @@ async def test_memory_is_bounded(process: CompileProcess, monkeypatch: pytest.Mo
     assert (await process.check(MODEL, GOOD))["kept"]
 
 
-async def test_a_text_has_a_limit_of_its_own(
+async def test_following_a_text_has_its_own_limit(
     process: CompileProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_limits(monkeypatch, MAX_FOLLOW_SECONDS=0)
     assert (await process.follow(MODEL, ENDLESS, [[1]]))["over"] == "time"
 
 
-async def test_one_that_is_given_up_ends_at_once(
+async def test_an_abandoned_check_ends_at_once(
     process: CompileProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_limits(monkeypatch, MAX_STRUCTURE_SECONDS=600)
@@ -112,7 +112,7 @@ async def test_one_that_is_given_up_ends_at_once(
     assert process.pid == pid
 
 
-async def test_one_that_is_given_up_while_it_starts_leaves_it_of_use(process: CompileProcess) -> None:
+async def test_a_check_abandoned_during_start_leaves_it_usable(process: CompileProcess) -> None:
     for _ in range(3):
         asked = asyncio.create_task(process.check(MODEL, GOOD))
         await asyncio.sleep(0)
@@ -121,7 +121,9 @@ async def test_one_that_is_given_up_while_it_starts_leaves_it_of_use(process: Co
     assert (await process.check(MODEL, GOOD))["kept"]
 
 
-async def test_closing_ends_what_compiles(process: CompileProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_ends_a_running_compilation(
+    process: CompileProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_limits(monkeypatch, MAX_STRUCTURE_SECONDS=600)
     asked = asyncio.create_task(process.check(MODEL, ENDLESS))
     await until(lambda: forks(process.pid))
@@ -134,7 +136,7 @@ async def test_closing_ends_what_compiles(process: CompileProcess, monkeypatch: 
         await process.check(MODEL, GOOD)
 
 
-async def test_one_that_was_ended_is_replaced(process: CompileProcess) -> None:
+async def test_a_killed_process_is_replaced(process: CompileProcess) -> None:
     await process.check(MODEL, GOOD)
     pid = process.pid
     assert pid is not None
@@ -143,9 +145,7 @@ async def test_one_that_was_ended_is_replaced(process: CompileProcess) -> None:
     assert process.pid != pid
 
 
-async def test_one_whose_fork_was_ended_says_so(
-    process: CompileProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_killed_fork_is_reported(process: CompileProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     with_limits(monkeypatch, MAX_STRUCTURE_SECONDS=600)
     asked = asyncio.create_task(process.check(MODEL, ENDLESS))
     await until(lambda: forks(process.pid))
@@ -153,7 +153,7 @@ async def test_one_whose_fork_was_ended_says_so(
     assert (await asked)["killed"]
 
 
-async def test_one_that_cannot_start_is_an_error(
+async def test_a_process_that_cannot_start_is_an_error(
     process: CompileProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_module, "_PROGRAM", (sys.executable, "-c", "raise SystemExit(3)"))
@@ -161,7 +161,7 @@ async def test_one_that_cannot_start_is_an_error(
         await process.check(MODEL, GOOD)
 
 
-async def test_it_has_one_thread_and_gives_way(process: CompileProcess) -> None:
+async def test_the_process_has_one_thread_and_low_priority(process: CompileProcess) -> None:
     """A fork of a process with several may wait for a lock that nobody frees."""
     await process.check(MODEL, GOOD)
     status = Path(f"/proc/{process.pid}")
@@ -170,7 +170,7 @@ async def test_it_has_one_thread_and_gives_way(process: CompileProcess) -> None:
     assert (status / "oom_score_adj").read_text().strip() == "1000"
 
 
-def test_it_ends_with_its_server() -> None:
+def test_the_process_ends_with_its_server() -> None:
     """Killed while a structure is compiled, without a chance to say so."""
     code = f"""
 import asyncio, json
@@ -198,7 +198,7 @@ asyncio.run(main())
         asyncio.run(ended())
 
 
-async def test_it_has_no_settings(process: CompileProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_process_gets_no_settings(process: CompileProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some are secrets, and a structure is somebody else's."""
     monkeypatch.setenv("PACELINE_API_KEY", "secret")
     await process.check(MODEL, GOOD)
@@ -206,9 +206,7 @@ async def test_it_has_no_settings(process: CompileProcess, monkeypatch: pytest.M
     assert b"PACELINE_" not in environment
 
 
-async def test_a_fork_has_limits_of_the_system(
-    process: CompileProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fork_has_system_limits(process: CompileProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     with_limits(monkeypatch, MAX_STRUCTURE_SECONDS=600)
     asked = asyncio.create_task(process.check(MODEL, ENDLESS))
     await until(lambda: [fork for fork in forks(process.pid) if is_limited(fork)])

@@ -48,7 +48,7 @@ def first_text(**wanted: Any) -> list[int]:
 
 @pytest.mark.parametrize("name", [END, CHAT, TOOL])
 @pytest.mark.parametrize("text", ["{}", "a{}b", "{}{}"])
-def test_a_choice_of_a_special_tokens_name_is_text(name: str, text: str) -> None:
+def test_a_choice_named_like_a_special_token_is_text(name: str, text: str) -> None:
     chosen = text.format(name, name)
     tokens = first_text(choice=[chosen])
     assert TOKENIZER.decode(tokens, skip_special_tokens=True) == chosen
@@ -56,7 +56,7 @@ def test_a_choice_of_a_special_tokens_name_is_text(name: str, text: str) -> None
 
 
 @pytest.mark.parametrize("name", [END, CHAT, TOOL])
-def test_every_form_takes_such_a_text(name: str) -> None:
+def test_every_form_accepts_a_special_tokens_name_as_text(name: str) -> None:
     for wanted, text in (
         ({"regex": name.replace("|", r"\|") + "x"}, f"{name}x"),
         ({"json": {"const": name}}, f'"{name}"'),
@@ -65,19 +65,19 @@ def test_every_form_takes_such_a_text(name: str) -> None:
         assert TOKENIZER.decode(first_text(**wanted), skip_special_tokens=True) == text
 
 
-def test_a_grammar_may_name_special_tokens_but_the_end() -> None:
+def test_a_grammar_may_name_special_tokens_except_the_end() -> None:
     assert first_text(grammar=f'start: "a" {CHAT} "b" {TOOL}')[1::2] == [2048, 2049]
     with pytest.raises(InvalidArgumentError, match="unknown special token"):
         KNOWN.check(StructuredOutputs(grammar=f'start: "a" {END} "b"'))
 
 
-def test_a_grammar_that_has_both_is_refused_by_name() -> None:
+def test_a_grammar_with_name_and_text_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="name of a special token") as caught:
         KNOWN.check(StructuredOutputs(grammar=f'start: "{CHAT}" {CHAT}'))
     assert caught.value.field == "structured_outputs.grammar"
 
 
-def test_other_names_leave_ids_and_texts_as_they_are() -> None:
+def test_renaming_special_tokens_keeps_ids_and_texts() -> None:
     changed = Tokenizer.from_str(without_names(TEXT, [0, 2048]))
     assert changed.get_vocab_size() == TOKENIZER.get_vocab_size()
     assert changed.token_to_id(CHAT) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.grammar.turns import Memory, Turns
 
 
-def test_tenants_take_turns_whatever_each_has() -> None:
+def test_tenants_take_turns_regardless_of_load() -> None:
     turns: Turns[str] = Turns()
     for item in ("a1", "a2", "a3", "b1", "b2", "c1"):
         turns.add(item[0], item)
@@ -13,7 +13,7 @@ def test_tenants_take_turns_whatever_each_has() -> None:
     assert [turns.next() for _ in range(7)] == ["a1", "b1", "c1", "a2", "b2", "a3", None]
 
 
-def test_one_that_comes_late_waits_for_one_of_each() -> None:
+def test_a_late_tenant_waits_for_one_turn_of_each() -> None:
     turns: Turns[str] = Turns()
     for number in range(50):
         turns.add("a", f"a{number}")
@@ -22,7 +22,7 @@ def test_one_that_comes_late_waits_for_one_of_each() -> None:
     assert [turns.next(), turns.next()] == ["a1", "b0"]
 
 
-def test_one_that_is_taken_out_has_no_turn() -> None:
+def test_a_removed_item_has_no_turn() -> None:
     turns: Turns[str] = Turns()
     turns.add("a", "a1")
     turns.add("b", "b1")
@@ -32,13 +32,13 @@ def test_one_that_is_taken_out_has_no_turn() -> None:
     assert [turns.next(), turns.next()] == ["b1", None]
 
 
-def test_what_one_tenant_asked_for_another_is_not_told() -> None:
+def test_results_are_not_shared_between_tenants() -> None:
     memory: Memory[str, bool] = Memory(9)
     memory.put("a", "x", True)
     assert (memory.get("a", "x"), memory.get("b", "x")) == (True, None)
 
 
-def test_the_tenant_with_most_forgets_its_oldest() -> None:
+def test_the_largest_tenant_forgets_its_oldest() -> None:
     memory: Memory[str, bool] = Memory(3)
     memory.put("b", "x", True)
     for key in "pqr":
@@ -51,7 +51,7 @@ def test_the_tenant_with_most_forgets_its_oldest() -> None:
     assert [memory.get("a", key) for key in "qr"] == [True, None]
 
 
-def test_the_same_again_takes_no_more_room() -> None:
+def test_a_repeated_entry_takes_no_more_room() -> None:
     memory: Memory[str, bool] = Memory(2)
     for _ in range(5):
         memory.put("a", "x", True)

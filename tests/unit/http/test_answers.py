@@ -52,7 +52,7 @@ def usage_of(prompt: int, completion: int, cached: int = 0) -> dict[str, Any]:
     }
 
 
-async def test_a_completion(client: httpx2.AsyncClient, coordinator: Any) -> None:
+async def test_a_completion_has_choices_and_usage(client: httpx2.AsyncClient, coordinator: Any) -> None:
     answer = await client.post("/v1/completions", json={"prompt": "def main():", "model": "a/model"})
     content = answer.json()
     assert answer.headers["x-request-id"] == content["id"]
@@ -65,7 +65,7 @@ async def test_a_completion(client: httpx2.AsyncClient, coordinator: Any) -> Non
     assert call.prompt == "def main():"
 
 
-async def test_choices_are_counted_through_all_prompts(client: httpx2.AsyncClient) -> None:
+async def test_choices_are_numbered_across_prompts(client: httpx2.AsyncClient) -> None:
     values = {"prompt": [[1, 2], [3]], "n": 2}
     content = (await client.post("/v1/completions", json=values)).json()
     assert [(c["index"], c["text"]) for c in content["choices"]] == [
@@ -82,7 +82,7 @@ async def test_choices_are_counted_through_all_prompts(client: httpx2.AsyncClien
     assert texts == [c["text"] for c in content["choices"]]
 
 
-async def test_a_stream_of_a_completion(client: httpx2.AsyncClient) -> None:
+async def test_a_completion_is_streamed(client: httpx2.AsyncClient) -> None:
     first, last, done = await stream(client, "/v1/completions", {"prompt": "x"})
     assert first["choices"][0]["text"] == "hello0"
     assert first["choices"][0]["finish_reason"] is None
@@ -91,7 +91,7 @@ async def test_a_stream_of_a_completion(client: httpx2.AsyncClient) -> None:
     assert done is None
 
 
-async def test_the_usage_of_a_stream_comes_last(client: httpx2.AsyncClient) -> None:
+async def test_a_streams_usage_comes_last(client: httpx2.AsyncClient) -> None:
     values = {"prompt": "x", "stream_options": {"include_usage": True}, "include_speculative_decoding": True}
     *chunks, usage, done = await stream(client, "/v1/completions", values)
     assert [chunk["usage"] for chunk in chunks] == [None, None]
@@ -101,7 +101,9 @@ async def test_the_usage_of_a_stream_comes_last(client: httpx2.AsyncClient) -> N
     assert done is None
 
 
-async def test_a_chat(coordinator: Any, make_client: Callable[..., httpx2.AsyncClient]) -> None:
+async def test_a_chat_is_answered_and_streamed(
+    coordinator: Any, make_client: Callable[..., httpx2.AsyncClient]
+) -> None:
     values = {"messages": [{"role": "user", "content": "hi"}]}
     async with make_client(coordinator, ChatTemplate(TEMPLATE)) as client:
         content = (await client.post("/v1/chat/completions", json=values)).json()
@@ -121,7 +123,7 @@ async def test_a_chat(coordinator: Any, make_client: Callable[..., httpx2.AsyncC
         assert done is None
 
 
-async def test_a_model_without_a_chat_template_says_so(client: httpx2.AsyncClient) -> None:
+async def test_a_missing_chat_template_is_reported(client: httpx2.AsyncClient) -> None:
     values = {"messages": [{"role": "user", "content": "hi"}]}
     for path in ("/v1/chat/completions", "/tokenize"):
         answer = await client.post(path, json=values)
@@ -142,7 +144,7 @@ async def test_tokens_without_text_make_no_event(
     assert done is None
 
 
-async def test_a_stop_is_named(coordinator: Any, client: httpx2.AsyncClient, commit: Any) -> None:
+async def test_a_stop_reason_is_reported(coordinator: Any, client: httpx2.AsyncClient, commit: Any) -> None:
     async def stopped(_: GenerateCall) -> AsyncIterator[Commit]:
         part = commit(0, "x", finish=FinishReason.STOP)
         object.__setattr__(part.finish, "stop_string", "end")
@@ -153,7 +155,7 @@ async def test_a_stop_is_named(coordinator: Any, client: httpx2.AsyncClient, com
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "end")
 
 
-async def test_logprobs(
+async def test_logprobs_have_openais_form(
     coordinator: Any, commit: Any, make_client: Callable[..., httpx2.AsyncClient]
 ) -> None:
     async def reported(_: GenerateCall) -> AsyncIterator[Commit]:
@@ -208,7 +210,7 @@ async def test_echo_reports_the_prompt_for_every_choice(
         assert choice["logprobs"]["text_offset"] == [0, 3, 6]
 
 
-async def test_more_sequences_than_fit_are_refused_before_any_begins(
+async def test_too_many_sequences_are_refused_before_any_begins(
     coordinator: Any, client: httpx2.AsyncClient
 ) -> None:
     def check_fits(n: int) -> None:
@@ -221,7 +223,7 @@ async def test_more_sequences_than_fit_are_refused_before_any_begins(
     assert not coordinator.calls
 
 
-async def test_prompt_logprobs_as_vllm_has_them(
+async def test_prompt_logprobs_have_vllms_form(
     coordinator: Any, client: httpx2.AsyncClient, commit: Any
 ) -> None:
     async def reported(_: GenerateCall) -> AsyncIterator[Commit]:
@@ -256,7 +258,7 @@ async def test_an_error_before_the_first_token_has_its_status(
     assert answer.json()["error"]["message"] == "full"
 
 
-async def test_a_prompt_that_is_told_is_no_token(
+async def test_a_reported_prompt_is_not_a_token(
     coordinator: Any, client: httpx2.AsyncClient, commit: Any
 ) -> None:
     """It is there before anything ran."""
@@ -285,7 +287,7 @@ async def test_a_prompt_that_is_told_is_no_token(
 @pytest.mark.parametrize(
     ("error", "told"), [(UnavailableError("away", 1), "away"), (ValueError("secret"), "internal error")]
 )
-async def test_an_error_after_it_is_the_last_event(
+async def test_an_error_after_the_first_token_is_the_last_event(
     error: Exception, told: str, coordinator: Any, client: httpx2.AsyncClient, commit: Any
 ) -> None:
     coordinator.script = failing(error, 2, commit)
@@ -296,7 +298,7 @@ async def test_an_error_after_it_is_the_last_event(
     assert coordinator.running == 0
 
 
-async def test_what_is_told_of_a_prompt_is_made_once_for_all_choices(
+async def test_a_prompts_report_is_made_once_for_all_choices(
     coordinator: Any, client: httpx2.AsyncClient, commit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def reported(_: GenerateCall) -> AsyncIterator[Commit]:
@@ -352,7 +354,7 @@ async def test_a_client_that_leaves_ends_the_generation(
     assert not exchange.complete
 
 
-async def test_a_slow_client_is_not_read_ahead_of(coordinator: Any, exchange: Any, commit: Any) -> None:
+async def test_a_slow_client_is_not_read_ahead(coordinator: Any, exchange: Any, commit: Any) -> None:
     """What it has not taken stays where unread tokens are counted."""
     given = 0
 

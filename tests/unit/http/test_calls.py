@@ -46,7 +46,7 @@ async def test_calls_are_counted_by_route_and_status(client: httpx2.AsyncClient,
 @pytest.mark.parametrize(
     ("path", "level"), [("/health", "DEBUG"), ("/ping", "DEBUG"), ("/metrics", "DEBUG"), ("/version", "INFO")]
 )
-async def test_what_is_asked_again_and_again_is_told_of_quietly(
+async def test_frequent_probes_are_logged_quietly(
     path: str, level: str, client: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -55,7 +55,7 @@ async def test_what_is_asked_again_and_again_is_told_of_quietly(
     assert [record.levelname for record in ended] == [level]
 
 
-async def test_requests_are_named_by_what_they_do(
+async def test_requests_are_named_by_operation(
     coordinator: Any, make_client: Callable[..., httpx2.AsyncClient]
 ) -> None:
     """As OpenTelemetry names operations."""
@@ -76,7 +76,7 @@ async def test_requests_are_named_by_what_they_do(
     assert operations == ["chat", "text_completion"]
 
 
-async def test_a_defect_counts_as_500(client: httpx2.AsyncClient, coordinator: Any) -> None:
+async def test_an_unexpected_error_counts_as_500(client: httpx2.AsyncClient, coordinator: Any) -> None:
     async def broken(_call: Any) -> AsyncIterator[Commit]:
         raise ValueError("a defect")
         yield
@@ -132,7 +132,7 @@ class FakeLink:
             await asyncio.Event().wait()
 
 
-async def test_workers_are_asked_once_a_second_at_most() -> None:
+async def test_workers_are_queried_at_most_once_a_second() -> None:
     link, clock = FakeLink(), ManualClock()
     workers = Workers(lambda: [link], clock)  # type: ignore[list-item]
     for moment, asked in ((0.0, 1), (0.5, 1), (0.5, 2), (0.1, 2)):
@@ -141,7 +141,7 @@ async def test_workers_are_asked_once_a_second_at_most() -> None:
         assert link.asked == asked
 
 
-async def test_a_worker_that_hangs_does_not_hold_the_scrape_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_worker_does_not_delay_the_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.api.http.metrics.REFRESH_SECONDS", 0.01)
     hanging, other = FakeLink(answers=False), FakeLink("draft")
     async with asyncio.timeout(60):
@@ -149,7 +149,7 @@ async def test_a_worker_that_hangs_does_not_hold_the_scrape_up(monkeypatch: pyte
     assert (hanging.asked, other.asked) == (1, 1)
 
 
-async def test_a_worker_that_cannot_be_asked_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_worker_query_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeLink):
         async def refresh(self) -> None:
             raise ValueError("a defect")
@@ -158,7 +158,7 @@ async def test_a_worker_that_cannot_be_asked_is_no_error(caplog: pytest.LogCaptu
     assert "cannot query a worker for its counts: ValueError" in caplog.text
 
 
-def test_workers_are_told_of_by_role(coordinator: Any) -> None:
+def test_worker_metrics_are_labelled_by_role(coordinator: Any) -> None:
     coordinator.links = (FakeLink("target"), FakeLink("draft"))
     coordinator.links[1].state = LinkState.LOST
     coordinator.metrics.worker_lost("draft")
@@ -173,7 +173,7 @@ def test_workers_are_told_of_by_role(coordinator: Any) -> None:
     assert f'paceline:failovers_total{{{of},role="draft"}} 1.0' in lines
 
 
-def test_counts_that_a_cache_keeps_are_passed_on(coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_counters_are_exported(coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counters = {"free_blocks": "text"}
     monkeypatch.setattr("coordinator.api.http.metrics._CACHE_COUNTERS", counters)
     coordinator.links = (SimpleNamespace(**vars(FakeLink())),)

@@ -19,7 +19,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TOKENS = tuple(TokenLogprobs(token, -0.5, 1, (token,), (-0.5,)) for token in (523, 614))
 
 
-async def test_choices_are_opened_in_order_whichever_comes_first(
+async def test_choices_are_opened_in_order(
     coordinator: Any, commit: Any, make_client: Callable[..., httpx2.AsyncClient]
 ) -> None:
     """The helper keeps them in a list, and broke where the first event was not of choice 0."""
@@ -62,7 +62,7 @@ async def test_choices_are_opened_in_order_whichever_comes_first(
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "def main():"}]}, 2),
     ],
 )
-async def test_every_event_has_the_usage_so_far_where_that_is_asked_for(
+async def test_every_event_has_usage_on_request(
     path: str,
     asked: dict[str, Any],
     openings: int,

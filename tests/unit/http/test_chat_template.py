@@ -91,7 +91,7 @@ def transformers_tokenizer(folder: Path) -> Any:
 
 @pytest.mark.parametrize("source", [TURNS, STRICT, HELPERS, PARTS])
 @pytest.mark.parametrize("opens", [True, False])
-async def test_text_and_tokens_are_those_of_transformers(
+async def test_text_and_tokens_equal_transformers(
     source: str, opens: bool, folder: Path, coordinator: Any
 ) -> None:
     configure(folder, chat_template=source)
@@ -107,7 +107,7 @@ async def test_text_and_tokens_are_those_of_transformers(
 
 @pytest.mark.parametrize("source", [TURNS, STRICT, HELPERS, PARTS])
 @pytest.mark.parametrize("end", ["an answer", "an answer  ", " x\n", ""])
-def test_a_continued_message_ends_as_with_transformers(source: str, end: str, folder: Path) -> None:
+def test_a_continued_message_ends_like_transformers(source: str, end: str, folder: Path) -> None:
     configure(folder, chat_template=source)
     messages = [turn("hello"), turn(end, ASSISTANT)]
     options = {"continue_final_message": True, "add_generation_prompt": False}
@@ -117,7 +117,7 @@ def test_a_continued_message_ends_as_with_transformers(source: str, end: str, fo
     assert template.render(messages, **options) == want
 
 
-def test_a_continued_message_may_come_in_parts() -> None:
+def test_a_continued_message_may_have_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}]
     options = {"continue_final_message": True, "add_generation_prompt": False}
     for source in (PARTS, TURNS):
@@ -125,7 +125,7 @@ def test_a_continued_message_may_come_in_parts() -> None:
         assert text.endswith("b ")
 
 
-def test_what_is_not_shown_cannot_be_continued() -> None:
+def test_an_unshown_message_cannot_be_continued() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     for messages in ([turn("x"), turn("y", ASSISTANT)], [turn("x"), turn([], ASSISTANT)]):
         with pytest.raises(InvalidArgumentError) as caught:
@@ -133,7 +133,7 @@ def test_what_is_not_shown_cannot_be_continued() -> None:
         assert caught.value.field == "continue_final_message"
 
 
-def test_text_parts_reach_a_template_that_takes_them_and_are_joined_for_others(folder: Path) -> None:
+def test_text_parts_are_passed_or_joined(folder: Path) -> None:
     parts = [turn([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])]
     configure(folder, chat_template=PARTS)
     want = transformers_tokenizer(folder).apply_chat_template(parts, tokenize=False)
@@ -142,7 +142,7 @@ def test_text_parts_reach_a_template_that_takes_them_and_are_joined_for_others(f
     assert ChatTemplate(TURNS).render(parts) == ChatTemplate(TURNS).render([turn("a\nb")])
 
 
-def test_a_developer_is_a_system_to_a_template_that_knows_none() -> None:
+def test_a_developer_role_becomes_system_if_unknown() -> None:
     developer, system = [turn("x", "developer")], [turn("x", "system")]
     assert ChatTemplate(TURNS).render(developer) == ChatTemplate(TURNS).render(system)
     knowing = "{% for m in messages %}{{ 'D' if m.role == 'developer' else 'S' }}{% endfor %}"
@@ -157,7 +157,7 @@ def test_a_name_is_shown_or_refused() -> None:
     assert caught.value.field == "messages[1].name"
 
 
-def test_a_name_is_refused_also_where_another_role_s_is_shown() -> None:
+def test_an_unshown_name_is_refused_for_each_role() -> None:
     """Once: one name that was shown let all others pass."""
     messages = [turn("x", name="Ann"), turn("y", ASSISTANT), turn("z", ASSISTANT, name="Bob")]
     of_users = NAMED.replace("m.name %}", "m.name and m.role == 'user' %}")
@@ -169,7 +169,7 @@ def test_a_name_is_refused_also_where_another_role_s_is_shown() -> None:
         ChatTemplate(of_users).render([turn("x", "developer", name="Cy")])
 
 
-def test_a_name_that_is_the_role_says_nothing() -> None:
+def test_a_name_equal_to_the_role_is_accepted() -> None:
     """A template may show it, and need not."""
     messages = [turn("x", "developer", name="developer"), turn("y", name=USER), turn("z", ASSISTANT)]
     nameless = [{key: value for key, value in message.items() if key != "name"} for message in messages]
@@ -181,12 +181,12 @@ def test_a_name_that_is_the_role_says_nothing() -> None:
         assert caught.value.field == "messages[3].name"
 
 
-def test_a_name_that_a_template_asks_for_is_not_refused() -> None:
+def test_a_name_required_by_the_template_is_accepted() -> None:
     demanding = "{% for m in messages %}{{ m.content if m.name else raise_exception('who?') }}{% endfor %}"
     assert ChatTemplate(demanding).render([turn("x", name="Ann")]) == "x"
 
 
-def test_variables_are_read_or_refused() -> None:
+def test_variables_are_used_or_refused() -> None:
     assert ChatTemplate(THINKING).render([turn("x")], variables={"think": True}) == "<think>x"
     for name in ("other", "messages", "tools", "bos_token", "add_generation_prompt"):
         with pytest.raises(InvalidArgumentError) as caught:
@@ -194,7 +194,7 @@ def test_variables_are_read_or_refused() -> None:
         assert caught.value.field == "chat_template_kwargs"
 
 
-def test_what_a_template_refuses_is_the_callers_error() -> None:
+def test_a_templates_refusal_is_the_callers_error() -> None:
     with pytest.raises(InvalidArgumentError, match="roles must alternate, but got assistant") as caught:
         ChatTemplate(STRICT).render([turn("x", ASSISTANT)])
     assert caught.value.field == "messages"
@@ -212,13 +212,13 @@ def test_what_a_template_refuses_is_the_callers_error() -> None:
         "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     ],
 )
-def test_whatever_goes_wrong_in_a_template_ends_one_request(source: str) -> None:
+def test_a_failing_template_ends_one_request(source: str) -> None:
     with pytest.raises(InvalidArgumentError, match="cannot render") as caught:
         ChatTemplate(source).render([turn("x")])
     assert caught.value.field == "messages"
 
 
-def test_a_template_that_is_none_is_refused_at_once() -> None:
+def test_an_invalid_template_is_refused_at_once() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         ChatTemplate("{% for %}")
     assert caught.value.field == "chat_template"
@@ -233,7 +233,9 @@ def rendered(template: ChatTemplate | None) -> str:
     return template.render([turn("x")])
 
 
-def test_where_a_template_is_looked_for(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_templates_are_found_in_the_documented_places(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     configure(
         folder, chat_template=[{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     )
@@ -251,7 +253,7 @@ def test_where_a_template_is_looked_for(folder: Path, tmp_path_factory: pytest.T
 
 
 @pytest.mark.parametrize("decoder", [False, True])
-def test_special_tokens_are_those_of_transformers(decoder: bool, folder: Path) -> None:
+def test_special_tokens_equal_transformers(decoder: bool, folder: Path) -> None:
     end = {"content": "<|endoftext|>", "lstrip": False, "normalized": False, "rstrip": False}
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": end}))
     more = {"added_tokens_decoder": {"0": {**end, "special": True}}} if decoder else {}
@@ -270,7 +272,7 @@ def test_a_broken_tokenizer_config_is_named(content: str, folder: Path) -> None:
     assert caught.value.field == "tokenizer"
 
 
-def test_a_tokenizer_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_models_template_is_fetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -298,7 +300,7 @@ def test_a_tokenizer_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     [(True, False), (False, True), (False, False)],
     ids=["known not to be there", "all is here", "unknown"],
 )
-def test_a_hub_that_is_not_reached_says_nothing_of_a_file(
+def test_an_unreachable_hub_is_not_a_missing_file(
     marked: bool, offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: a hub that did not answer was taken for a model without the file, so without its bos_token."""
@@ -327,7 +329,7 @@ def test_a_hub_that_is_not_reached_says_nothing_of_a_file(
         load("some/model")
 
 
-async def test_a_conversation_is_bounded_before_it_is_rendered(
+async def test_a_conversation_is_bounded_before_rendering(
     coordinator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_PROMPT_CHARACTERS", 10)
@@ -338,7 +340,7 @@ async def test_a_conversation_is_bounded_before_it_is_rendered(
     assert caught.value.field == "messages"
 
 
-async def test_a_long_conversation_is_rendered_elsewhere_and_the_same(coordinator: Any) -> None:
+async def test_a_long_conversation_renders_the_same(coordinator: Any) -> None:
     conversations = Conversations(coordinator, ChatTemplate(TURNS))
     text = "word " * 4000
     tokens = await conversations.encode([turn(text)])

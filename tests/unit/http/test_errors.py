@@ -38,7 +38,7 @@ STATUSES = [
 ]
 
 
-def test_the_table_has_every_error() -> None:
+def test_the_status_table_has_every_error() -> None:
     kinds = {value for value in vars(errors).values() if isinstance(value, type)}
     assert {type(error) for error, _, _ in STATUSES} == kinds - {errors.PacelineError}
 
@@ -59,18 +59,18 @@ async def test_each_error_has_its_status_and_shape(
     assert ("retry-after" in answer.headers) == (status in (429, 503))
 
 
-def test_an_unexpected_error_says_nothing() -> None:
+def test_an_unexpected_error_reveals_nothing() -> None:
     told = from_error(ValueError("a prompt's text"))
     assert (told.status, told.message) == (500, "internal error")
 
 
-def test_only_who_may_find_room_later_is_told_when_to_come_back() -> None:
+def test_only_temporary_refusals_have_retry_after() -> None:
     assert from_error(NeverFitsError("more than ever")).headers == {"x-should-retry": "false"}
     assert from_error(errors.ResourceExhaustedError("full")).headers == {"retry-after": "1"}
     assert from_error(errors.ResourceExhaustedError("full", 29.5)).headers == {"retry-after": "30"}
 
 
-def test_openai_s_client_does_not_repeat_what_never_fits() -> None:
+def test_openais_client_does_not_retry_impossible_requests() -> None:
     """It sends whatever got 429 again, but where it is told not to."""
 
     def tries(error: errors.ResourceExhaustedError) -> int:
@@ -105,7 +105,7 @@ def test_openai_s_client_does_not_repeat_what_never_fits() -> None:
         ("/v1/chat/completions", {"max_completion_tokens": MAX_MODEL_LEN}, "max_completion_tokens"),
     ],
 )
-async def test_a_request_longer_than_the_model_says_what_programs_look_for(
+async def test_a_too_long_request_has_openais_error_code(
     path: str,
     values: dict[str, Any],
     param: str,
@@ -126,7 +126,7 @@ async def test_a_request_longer_than_the_model_says_what_programs_look_for(
     assert error["message"].startswith(words)
 
 
-def test_over_grpc_such_a_request_is_an_invalid_argument() -> None:
+def test_a_too_long_grpc_request_is_an_invalid_argument() -> None:
     call = GenerateCall("", (5,) * 10, SamplingParams(), SpeculationParams())
     with pytest.raises(ContextLengthError) as caught:
         check_against_model(call, 10, 1000, 20)
@@ -135,12 +135,14 @@ def test_over_grpc_such_a_request_is_an_invalid_argument() -> None:
     assert (told.field, told.message) == ("max_tokens", caught.value.message)
 
 
-def test_an_answer_that_is_an_error_stays_as_it_is() -> None:
+def test_an_http_error_is_kept() -> None:
     error = HttpError(418, "no")
     assert from_error(error) is error
 
 
-async def test_a_defect_is_500_without_its_text(coordinator: Any, client: httpx2.AsyncClient) -> None:
+async def test_an_unexpected_error_is_500_without_its_text(
+    coordinator: Any, client: httpx2.AsyncClient
+) -> None:
     coordinator.refusal = RuntimeError("a prompt's text")
     answer = await client.post("/v1/completions", json={"prompt": "x"})
     assert answer.status_code == 500
@@ -162,14 +164,14 @@ async def test_a_defect_is_500_without_its_text(coordinator: Any, client: httpx2
         ("GET", "/v1/models/a/model/", 404, "model_not_found"),
     ],
 )
-async def test_what_is_not_there(
+async def test_an_unknown_path_or_method_is_refused(
     method: str, path: str, status: int, code: str, client: httpx2.AsyncClient
 ) -> None:
     answer = await client.request(method, path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-async def test_another_model_is_not_found(client: httpx2.AsyncClient, coordinator: Any) -> None:
+async def test_an_unknown_model_is_not_found(client: httpx2.AsyncClient, coordinator: Any) -> None:
     for path, values in (
         ("/v1/completions", {"prompt": "x"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
@@ -181,7 +183,7 @@ async def test_another_model_is_not_found(client: httpx2.AsyncClient, coordinato
     assert not coordinator.calls
 
 
-async def test_names_are_those_of_the_request(client: httpx2.AsyncClient) -> None:
+async def test_errors_name_the_requests_own_fields(client: httpx2.AsyncClient) -> None:
     for values, param in (
         (
             {"speculative_decoding": {"num_speculative_tokens": 99}},
@@ -219,7 +221,7 @@ async def test_names_are_those_of_the_request(client: httpx2.AsyncClient) -> Non
         ({"echo": True, "logprobs": 1, "prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
-async def test_reports_of_prompts_are_bounded_in_all_choices_together(
+async def test_prompt_reports_are_bounded_over_all_choices(
     prompt: Any,
     given: dict[str, Any],
     param: str,
@@ -238,7 +240,7 @@ async def test_reports_of_prompts_are_bounded_in_all_choices_together(
     assert coordinator.running == 0
 
 
-async def test_prompts_of_ids_are_judged_before_any_is_taken_on(
+async def test_token_id_prompts_are_checked_before_any_begins(
     coordinator: Any, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 7)
@@ -247,7 +249,7 @@ async def test_prompts_of_ids_are_judged_before_any_is_taken_on(
     assert not coordinator.calls
 
 
-async def test_the_core_s_bound_on_one_prompt_names_what_was_given(
+async def test_a_prompt_report_bound_names_the_given_field(
     client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 7)

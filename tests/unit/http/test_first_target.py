@@ -56,7 +56,7 @@ async def test_a_request_waits_for_the_first_target(
     assert (answer.status_code, answer.json()["model"]) == (200, "a/model")
 
 
-async def test_a_target_that_does_not_come_is_503(
+async def test_without_a_target_the_answer_is_503(
     waiting: asyncio.Event, coordinator: Any, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def too_late(_: Any) -> None:
@@ -68,7 +68,7 @@ async def test_a_target_that_does_not_come_is_503(
     assert not coordinator.calls
 
 
-async def test_a_client_that_leaves_is_not_waited_with(
+async def test_a_client_that_leaves_ends_the_wait(
     waiting: asyncio.Event, coordinator: Any, exchange: Any
 ) -> None:
     asked = iter([{"type": "http.request", "body": orjson.dumps({"prompt": "x"}), "more_body": False}])
@@ -87,7 +87,7 @@ async def test_a_client_that_leaves_is_not_waited_with(
 
 
 @pytest.mark.parametrize(("path", "values"), REQUESTS)
-async def test_a_key_s_limit_holds_while_its_requests_wait(
+async def test_a_keys_limit_covers_waiting_requests(
     path: str, values: dict[str, Any], waiting: asyncio.Event, coordinator: Any
 ) -> None:
     coordinator.gate = Gate(KeyRing([ApiKey(name="a", sha256=digest("pl-a"), max_sequences=1)]))

@@ -22,7 +22,7 @@ from coordinator.sequence.stats import SpeculationStats
 from paceline.core.errors import UnavailableError
 
 
-async def test_models(client: httpx2.AsyncClient) -> None:
+async def test_models_are_listed(client: httpx2.AsyncClient) -> None:
     listed = (await client.get("/v1/models")).json()
     assert listed["object"] == "list"
     (model,) = listed["data"]
@@ -33,7 +33,7 @@ async def test_models(client: httpx2.AsyncClient) -> None:
     assert (await client.get("/v1/models/a%2Fmodel")).json() == model
 
 
-async def test_health_is_that_of_requests(client: httpx2.AsyncClient, coordinator: Any) -> None:
+async def test_health_follows_readiness(client: httpx2.AsyncClient, coordinator: Any) -> None:
     assert (await client.get("/health")).status_code == 200
     coordinator.accepting = False
     answer = await client.get("/health")
@@ -41,20 +41,18 @@ async def test_health_is_that_of_requests(client: httpx2.AsyncClient, coordinato
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_ping_is_answered_as_health_is(
-    method: str, client: httpx2.AsyncClient, coordinator: Any
-) -> None:
+async def test_ping_answers_like_health(method: str, client: httpx2.AsyncClient, coordinator: Any) -> None:
     for accepting in (True, False):
         coordinator.accepting = accepting
         ping, health = await client.request(method, "/ping"), await client.get("/health")
         assert (ping.status_code, ping.json()) == (health.status_code, health.json())
 
 
-async def test_version(client: httpx2.AsyncClient) -> None:
+async def test_version_is_the_packages(client: httpx2.AsyncClient) -> None:
     assert (await client.get("/version")).json() == {"version": version("paceline")}
 
 
-async def test_metrics(client: httpx2.AsyncClient, coordinator: Any) -> None:
+async def test_metrics_show_the_counts(client: httpx2.AsyncClient, coordinator: Any) -> None:
     coordinator.metrics.finished["length"] = 3
     coordinator.metrics.failed["UNAVAILABLE"] = 4
     answer = await client.get("/metrics")
@@ -80,7 +78,7 @@ async def test_metrics(client: httpx2.AsyncClient, coordinator: Any) -> None:
         ("application/openmetrics-text; version=mine", "text/plain"),
     ],
 )
-async def test_metrics_are_openmetrics_where_asked_for(
+async def test_metrics_use_openmetrics_on_request(
     client: httpx2.AsyncClient, coordinator: Any, accept: str, kind: str
 ) -> None:
     coordinator.metrics.finished["length"] = 3
@@ -95,7 +93,7 @@ async def test_metrics_are_openmetrics_where_asked_for(
         assert "paceline:request_success" in families
 
 
-async def test_metrics_work_before_a_worker_is_there(client: httpx2.AsyncClient, coordinator: Any) -> None:
+async def test_metrics_work_without_a_worker(client: httpx2.AsyncClient, coordinator: Any) -> None:
     def nobody() -> Any:
         raise UnavailableError("no target worker is available yet")
 
@@ -104,14 +102,14 @@ async def test_metrics_work_before_a_worker_is_there(client: httpx2.AsyncClient,
     assert (await client.get("/v1/models")).status_code == 503
 
 
-async def test_text_to_tokens_and_back(client: httpx2.AsyncClient, coordinator: Any) -> None:
+async def test_tokenize_and_detokenize_round_trip(client: httpx2.AsyncClient, coordinator: Any) -> None:
     answer = (await client.post("/tokenize", json={"prompt": "def main():"})).json()
     assert answer == {"tokens": [523, 614, 266, 657], "count": 4, "max_model_len": 2048}
     back = await client.post("/detokenize", json={"tokens": answer["tokens"]})
     assert back.json() == {"prompt": "def main():"}
 
 
-async def test_what_changes_nothing_may_be_said_when_tokens_are_asked_for(
+async def test_tokenize_accepts_harmless_defaults(
     coordinator: Any, make_client: Callable[..., httpx2.AsyncClient]
 ) -> None:
     """Clients of vLLM's send its defaults."""
@@ -127,7 +125,7 @@ async def test_what_changes_nothing_may_be_said_when_tokens_are_asked_for(
                 assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
-async def test_no_name_of_a_model_is_the_served_one(client: httpx2.AsyncClient) -> None:
+async def test_an_empty_model_name_is_the_served_one(client: httpx2.AsyncClient) -> None:
     for model in ("", None, "a/model"):
         for path, asked in (("/tokenize", {"prompt": "x"}), ("/v1/completions", {"prompt": "x"})):
             assert (await client.post(path, json={**asked, "model": model})).status_code == 200
@@ -145,7 +143,7 @@ async def test_no_name_of_a_model_is_the_served_one(client: httpx2.AsyncClient) 
         ({"prompt": "x", "return_token_strings": None}, "return_token_strings"),
     ],
 )
-async def test_what_cannot_be_tokenised(
+async def test_invalid_tokenize_requests_are_refused(
     values: dict[str, Any], param: str, client: httpx2.AsyncClient
 ) -> None:
     answer = await client.post("/tokenize", json=values)
@@ -165,7 +163,7 @@ async def test_the_document_has_every_path_and_method(coordinator: Any, client: 
 
 
 @pytest.mark.parametrize("model", [CompletionRequest, ChatRequest, TokenizeRequest])
-def test_the_document_has_what_changes_nothing_with_these_values(model: Any) -> None:
+def test_the_document_has_harmless_parameters_with_values(model: Any) -> None:
     """Nothing else may be given by it: a client that is checked against it is to get through."""
     schema = document()["components"]["schemas"][model.__name__]
     assert schema["additionalProperties"] is False
@@ -178,19 +176,19 @@ def test_the_document_has_what_changes_nothing_with_these_values(model: Any) -> 
 
 
 @pytest.mark.slow
-def test_the_face_needs_neither_torch_nor_transformers() -> None:
+def test_http_needs_neither_torch_nor_transformers() -> None:
     heavy = ("torch", "transformers", "huggingface_hub")
     code = f"import sys, coordinator.api.http.app; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.slow
-def test_a_coordinator_without_the_face_does_not_load_it() -> None:
+def test_a_coordinator_without_http_does_not_load_it() -> None:
     code = "import sys, coordinator.main; sys.exit(any(n in sys.modules for n in ('starlette', 'uvicorn')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_counts_of_several_sequences_are_those_of_one() -> None:
+def test_summed_counts_equal_those_of_one_sequence() -> None:
     rounds = [[(4, 2), (4, 4), (0, 0)], [(2, 1), (3, 0)], []]
     whole, each = SpeculationStats(), []
     for of_one in rounds:

@@ -73,11 +73,13 @@ def test_a_known_parameter_is_honoured_or_refused(model: Any, least: dict[str, A
 
 
 @pytest.mark.parametrize(("model", "least", "names"), ENDPOINTS)
-def test_nothing_is_listed_that_nobody_sends(model: Any, least: dict[str, Any], names: set[str]) -> None:
+def test_only_parameters_known_to_clients_are_listed(
+    model: Any, least: dict[str, Any], names: set[str]
+) -> None:
     assert {*getattr(model, "UNSUPPORTED", {})} <= names
 
 
-def test_the_lists_of_openai_are_read_from_the_client() -> None:
+def test_openais_parameters_are_read_from_its_client() -> None:
     assert {"prompt", "logit_bias", "suffix"} <= OPENAI_COMPLETION
     assert {"messages", "tools", "verbosity", "web_search_options"} <= OPENAI_CHAT
 
@@ -91,7 +93,7 @@ def test_the_lists_of_openai_are_read_from_the_client() -> None:
     ],
     ids=lambda values: next(iter(values)),
 )
-def test_a_list_is_judged_by_its_first_bad_item(values: dict[str, Any]) -> None:
+def test_a_list_is_refused_by_its_first_bad_item(values: dict[str, Any]) -> None:
     """A report on each item of a long list would keep all other streams waiting."""
     with pytest.raises(ValidationError) as caught:
         CompletionRequest.model_validate({"prompt": "x", **values})

@@ -33,7 +33,7 @@ def refused(model: Any, values: Any) -> HttpError:
 
 
 @pytest.mark.parametrize(("model", "least"), BOTH)
-def test_what_is_not_given_has_the_defaults_of_the_core(model: Any, least: dict[str, Any]) -> None:
+def test_omitted_parameters_have_the_cores_defaults(model: Any, least: dict[str, Any]) -> None:
     wanted = read(model, least)
     assert wanted.sampling() == SamplingParams()
     assert wanted.speculation() == SpeculationParams()
@@ -48,7 +48,7 @@ def test_null_is_the_default(model: Any, least: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("model", "least"), BOTH)
-def test_every_sampling_parameter_of_the_core_can_be_given(model: Any, least: dict[str, Any]) -> None:
+def test_every_sampling_parameter_can_be_given(model: Any, least: dict[str, Any]) -> None:
     missing = {f.name for f in fields(SamplingParams)} - set(model.model_fields)
     assert missing == ({"echo"} if model is ChatRequest else set())
 
@@ -79,7 +79,7 @@ def test_parameters_reach_the_core(model: Any, least: dict[str, Any]) -> None:
     assert wanted.sampling() == SamplingParams(**given, logit_bias={12: 5.0, 3: -0.5})
 
 
-def test_one_stop_string_stands_for_itself() -> None:
+def test_one_stop_string_may_be_given_alone() -> None:
     assert read(CompletionRequest, {**COMPLETION, "stop": "end"}).sampling().stop == ("end",)
 
 
@@ -97,7 +97,7 @@ def test_an_unknown_parameter_is_refused_even_if_null(model: Any, least: dict[st
 
 
 @pytest.mark.parametrize(("model", "least"), BOTH)
-def test_unsupported_parameters_pass_with_what_changes_nothing_only(model: Any, least: Any) -> None:
+def test_unsupported_parameters_accept_harmless_values_only(model: Any, least: Any) -> None:
     for name, parameter in model.UNSUPPORTED.items():
         for value in parameter.harmless:
             assert read(model, {**least, name: value}) == read(model, least)
@@ -107,7 +107,7 @@ def test_unsupported_parameters_pass_with_what_changes_nothing_only(model: Any, 
 
 
 @pytest.mark.parametrize(("model", "least"), BOTH)
-def test_usage_that_is_told_on_the_way_is_told_at_the_end(model: Any, least: Any) -> None:
+def test_continuous_usage_implies_final_usage(model: Any, least: Any) -> None:
     for at_the_end in ({"include_usage": True}, {"include_usage": False}, {"include_usage": None}, {}):
         for on_the_way in (True, False, None):
             options = {**at_the_end, "continuous_usage_stats": on_the_way}
@@ -118,12 +118,12 @@ def test_usage_that_is_told_on_the_way_is_told_at_the_end(model: Any, least: Any
 
 @pytest.mark.parametrize(("model", "least"), BOTH)
 @pytest.mark.parametrize("given", [1e-8, 5e-324, 0.99e-4])
-def test_a_temperature_too_low_to_divide_by_is_raised(model: Any, least: Any, given: float) -> None:
+def test_a_tiny_temperature_is_raised(model: Any, least: Any, given: float) -> None:
     assert read(model, {**least, "temperature": given}).sampling().temperature == limits.MIN_TEMPERATURE
 
 
 @pytest.mark.parametrize("given", [0, -0.0, limits.MIN_TEMPERATURE, 1, 100.0])
-def test_any_other_temperature_is_the_one_that_was_given(given: float) -> None:
+def test_other_temperatures_are_kept(given: float) -> None:
     assert read(CompletionRequest, {**COMPLETION, "temperature": given}).sampling().temperature == given
 
 
@@ -202,7 +202,7 @@ def test_a_wrong_message_is_named(messages: Any, param: str) -> None:
     assert refused(ChatRequest, {"messages": messages}).param == param
 
 
-def test_an_answer_can_be_sent_back_with_its_empty_members() -> None:
+def test_an_answer_can_be_sent_back_unchanged() -> None:
     members = ("refusal", "annotations", "audio", "function_call", "tool_calls")
     of_vllm = ("reasoning", "reasoning_content", "tool_call_id")
     of_clients = ("parsed", "provider_specific_fields", "type")
@@ -220,7 +220,7 @@ def test_an_answer_can_be_sent_back_with_its_empty_members() -> None:
 @pytest.mark.parametrize(
     ("member", "calls"), [("tool_calls", [{"id": "1", "type": "function"}]), ("function_call", {"name": "f"})]
 )
-def test_a_history_with_calls_is_refused_for_them(content: Any, member: str, calls: Any) -> None:
+def test_a_history_with_tool_calls_is_refused(content: Any, member: str, calls: Any) -> None:
     """Once for its content, which such a message has not."""
     messages = [*CHAT["messages"], {"role": "assistant", **content, member: calls}]
     error = refused(ChatRequest, {"messages": messages})
@@ -228,7 +228,7 @@ def test_a_history_with_calls_is_refused_for_them(content: Any, member: str, cal
 
 
 @pytest.mark.parametrize("bias", [{"a": 1}, {"-1": 1}, {"1.0": 1}, {"": 1}, {"²": 1}, {"1": 1, "01": 1}])
-def test_the_keys_of_logit_bias_are_token_ids(bias: dict[str, int]) -> None:
+def test_logit_bias_keys_must_be_token_ids(bias: dict[str, int]) -> None:
     wanted = read(CompletionRequest, {**COMPLETION, "logit_bias": bias})
     with pytest.raises(InvalidArgumentError) as caught:
         wanted.sampling()
@@ -244,14 +244,14 @@ def test_the_keys_of_logit_bias_are_token_ids(bias: dict[str, int]) -> None:
         ({"max_tokens": 3, "max_completion_tokens": 3}, 3, "max_completion_tokens"),
     ],
 )
-def test_both_names_of_the_limit(values: dict[str, int], limit: int | None, name: str) -> None:
+def test_both_names_of_the_token_limit_work(values: dict[str, int], limit: int | None, name: str) -> None:
     wanted = read(ChatRequest, CHAT | values)
     assert wanted.token_limit == limit
     told = from_error(InvalidArgumentError("max_tokens", "is wrong"), wanted.names)
     assert (told.param, told.message) == (name, f"{name}: is wrong")
 
 
-def test_two_limits_that_disagree_are_refused() -> None:
+def test_two_different_limits_are_refused() -> None:
     wanted = read(ChatRequest, {**CHAT, "max_tokens": 3, "max_completion_tokens": 4})
     with pytest.raises(InvalidArgumentError) as caught:
         _ = wanted.token_limit
@@ -260,7 +260,7 @@ def test_two_limits_that_disagree_are_refused() -> None:
     assert told.message == "max_completion_tokens: is 4, but max_tokens is 3"
 
 
-def test_what_prompts_have_in_common_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_parameters_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: 256 prompts and 32,768 allowed tokens stopped the event loop for seconds."""
     checked: list[SamplingParams] = []
     check = SamplingParams.__post_init__
@@ -296,12 +296,12 @@ def test_what_prompts_have_in_common_is_checked_once(monkeypatch: pytest.MonkeyP
         ({"logprobs": True, "top_logprobs": 4}, 4),
     ],
 )
-def test_what_a_chat_reports(values: dict[str, Any], reported: int | None) -> None:
+def test_a_chats_logprobs_setting_is_read(values: dict[str, Any], reported: int | None) -> None:
     assert read(ChatRequest, CHAT | values).num_logprobs == reported
 
 
 @pytest.mark.parametrize("number", [2, -1])
-def test_top_logprobs_alone_are_refused(number: int) -> None:
+def test_top_logprobs_alone_is_refused(number: int) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         _ = read(ChatRequest, {**CHAT, "top_logprobs": number}).num_logprobs
     assert caught.value.field == "top_logprobs"
@@ -319,25 +319,25 @@ def test_top_logprobs_alone_are_refused(number: int) -> None:
         b"[" * 9999,
     ],
 )
-def test_what_is_no_json_is_refused(raw: bytes) -> None:
+def test_invalid_json_is_refused(raw: bytes) -> None:
     with pytest.raises(HttpError) as caught:
         parse(raw, CompletionRequest)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
-def test_a_byte_order_mark_in_front_is_no_part_of_the_json() -> None:
+def test_a_byte_order_mark_before_json_is_ignored() -> None:
     raw = orjson.dumps(COMPLETION)
     assert parse(b"\xef\xbb\xbf" + raw, CompletionRequest) == parse(raw, CompletionRequest)
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"3", b"null", b'"prompt"'])
-def test_what_is_no_object_is_refused(raw: bytes) -> None:
+def test_json_other_than_an_object_is_refused(raw: bytes) -> None:
     with pytest.raises(HttpError) as caught:
         parse(raw, CompletionRequest)
     assert caught.value.code == "invalid_type"
 
 
-def test_an_error_never_repeats_what_was_sent() -> None:
+def test_errors_do_not_repeat_the_request() -> None:
     """Names of parameters apart."""
     secret = "a secret"
     for values in (
@@ -349,7 +349,7 @@ def test_an_error_never_repeats_what_was_sent() -> None:
         assert secret not in refused(CompletionRequest, COMPLETION | values).message
 
 
-def test_no_field_is_required_but_the_prompt() -> None:
+def test_only_the_prompt_is_required() -> None:
     for model, least in BOTH:
         required = {name for name, info in model.model_fields.items() if info.is_required()}
         assert required == set(least)

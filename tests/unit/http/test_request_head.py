@@ -97,7 +97,7 @@ async def answers(data: bytes) -> tuple[bytes, list[str]]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_a_head_that_can_be_read_in_two_ways_is_refused(name: str) -> None:
+async def test_an_ambiguous_head_is_refused(name: str) -> None:
     answer, served = await answers(REFUSED[name])
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
@@ -105,7 +105,7 @@ async def test_a_head_that_can_be_read_in_two_ways_is_refused(name: str) -> None
 
 
 @pytest.mark.parametrize("name", TAKEN)
-async def test_a_head_that_says_one_thing_is_taken(name: str) -> None:
+async def test_an_unambiguous_head_is_accepted(name: str) -> None:
     answer, served = await answers(TAKEN[name])
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert served == (["/p"] if name == "1.0" else ["/p", "/next"])

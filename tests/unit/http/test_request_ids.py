@@ -36,7 +36,7 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_given_id_is_that_of_the_call(
+async def test_a_given_id_is_the_calls(
     client: httpx2.AsyncClient, contexts: list[dict[str, Any]], stream: bool
 ) -> None:
     answer = await client.post(
@@ -51,7 +51,7 @@ async def test_given_id_is_that_of_the_call(
         assert context["response_id"] == answer.json()["id"]
 
 
-async def test_without_one_the_answer_s_id_is_taken(
+async def test_without_an_id_the_answers_is_used(
     client: httpx2.AsyncClient, contexts: list[dict[str, Any]]
 ) -> None:
     answer = await client.post("/v1/completions", json=BODY)
@@ -67,12 +67,14 @@ async def test_two_calls_may_have_the_same_id(client: httpx2.AsyncClient, coordi
 
 
 @pytest.mark.parametrize("path", ["/version", "/nowhere", "/v1/models"])
-async def test_every_answer_has_it(client: httpx2.AsyncClient, coordinator: Any, path: str) -> None:
+async def test_every_answer_has_the_request_id(
+    client: httpx2.AsyncClient, coordinator: Any, path: str
+) -> None:
     answer = await client.get(path, headers={"x-request-id": GIVEN})
     assert answer.headers["x-request-id"] == GIVEN
 
 
-async def test_errors_have_it(client: httpx2.AsyncClient, coordinator: Any) -> None:
+async def test_errors_have_the_request_id(client: httpx2.AsyncClient, coordinator: Any) -> None:
     coordinator.refusal = UnavailableError("away")
     answer = await client.post("/v1/completions", json=BODY, headers={"x-request-id": GIVEN})
     assert answer.status_code == 503
@@ -89,7 +91,7 @@ async def test_errors_have_it(client: httpx2.AsyncClient, coordinator: Any) -> N
         [("x-request-id", "a"), ("x-request-id", "b")],
     ],
 )
-async def test_unusable_id_is_refused_by_name(
+async def test_an_unusable_id_is_refused_by_name(
     client: httpx2.AsyncClient, coordinator: Any, headers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -103,7 +105,7 @@ async def test_unusable_id_is_refused_by_name(
     assert ended(caplog)["field"] == "x-request-id"
 
 
-async def test_longest_id_is_taken(client: httpx2.AsyncClient) -> None:
+async def test_the_longest_id_is_accepted(client: httpx2.AsyncClient) -> None:
     answer = await client.get("/version", headers={"x-request-id": "x" * 128})
     assert answer.headers["x-request-id"] == "x" * 128
 
@@ -123,7 +125,7 @@ async def test_longest_id_is_taken(client: httpx2.AsyncClient) -> None:
         ({"prompt": "x", "x" * 65: 1}, "other"),
     ],
 )
-async def test_line_of_a_refused_request_names_the_field(
+async def test_a_refused_requests_log_line_names_the_field(
     client: httpx2.AsyncClient, body: Any, field: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -133,7 +135,7 @@ async def test_line_of_a_refused_request_names_the_field(
     assert "dinner" not in caplog.text
 
 
-async def test_line_of_a_served_request_names_none(
+async def test_a_served_requests_log_line_names_no_field(
     client: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_file_s_values_are_taken_and_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_files_values_are_used_and_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert load(config(folder)) == SamplingDefaults(SAMPLED, 2040)
     (line,) = caplog.messages
@@ -51,14 +51,14 @@ def test_the_file_s_values_are_taken_and_told(folder: Path, caplog: pytest.LogCa
         assert words in line
 
 
-def test_none_does_without_the_file(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_setting_none_ignores_the_file(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert load(config(folder, generation_config="none")) == SamplingDefaults()
     assert not caplog.messages
 
 
 @pytest.mark.parametrize("content", [None, "{}", '{"temperature": null, "max_new_tokens": null}'])
-def test_a_model_without_values_has_none(content: str | None, tmp_path: Path, caplog: Any) -> None:
+def test_a_model_without_values_has_no_defaults(content: str | None, tmp_path: Path, caplog: Any) -> None:
     if content is not None:
         (tmp_path / "generation_config.json").write_text(content)
     with caplog.at_level(logging.INFO):
@@ -99,7 +99,7 @@ def test_a_temperature_too_low_is_raised() -> None:
     assert of_file({"temperature": 1e-9}).values == {"temperature": limits.MIN_TEMPERATURE}
 
 
-def test_only_known_settings_are_configured() -> None:
+def test_unknown_settings_are_refused() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         config(Path("x"), generation_config="vllm")
     assert caught.value.field == "generation_config"
@@ -117,7 +117,7 @@ async def client(coordinator: Any) -> AsyncIterator[httpx2.AsyncClient]:
     ("path", "least"),
     [("/v1/completions", {"prompt": "def main():"}), ("/v1/chat/completions", {"messages": MESSAGES})],
 )
-async def test_requests_that_do_not_say_have_them(
+async def test_requests_without_values_get_the_files(
     path: str, least: dict[str, Any], client: httpx2.AsyncClient, coordinator: Any
 ) -> None:
     nulls = dict.fromkeys(SAMPLED)
@@ -130,7 +130,7 @@ async def test_requests_that_do_not_say_have_them(
         assert getattr(said, name) == given[name]
 
 
-async def test_an_answer_without_a_bound_has_the_file_s(client: httpx2.AsyncClient, coordinator: Any) -> None:
+async def test_an_unlimited_answer_gets_the_files_limit(client: httpx2.AsyncClient, coordinator: Any) -> None:
     """Less where the model's length leaves less room; a completion has its own default."""
     chat = "/v1/chat/completions"
     long = [{"role": "user", "content": "def main():" * 3}]

@@ -56,14 +56,14 @@ async def exchange(server: HttpServer, *pieces: bytes) -> bytes:
 CLOSE = b"host: x\r\nconnection: close\r\n\r\n"
 
 
-async def test_a_request_over_a_real_connection(coordinator: Any) -> None:
+async def test_a_request_is_served_over_a_real_connection(coordinator: Any) -> None:
     async with served(make_app(coordinator, None)) as server:
         answer = await exchange(server, b"GET /version HTTP/1.1\r\n" + CLOSE)
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"server:" not in answer.lower()
 
 
-async def test_a_head_that_never_ends_is_refused(coordinator: Any) -> None:
+async def test_an_endless_head_is_refused(coordinator: Any) -> None:
     line = b"GET /version HTTP/1.1\r\n"
     fitting = b"x-a: %s\r\n" % (b"y" * (limits.MAX_HTTP_HEAD_BYTES - 200))
     async with served(make_app(coordinator, None)) as server:
@@ -74,9 +74,7 @@ async def test_a_head_that_never_ends_is_refused(coordinator: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "status"), [(1, b"200"), (70_000, b"431")])
-async def test_a_head_that_begins_behind_much_else_is_counted_from_its_next_bytes(
-    size: int, status: bytes, coordinator: Any
-) -> None:
+async def test_only_a_heads_own_bytes_count_for_its_bound(size: int, status: bytes, coordinator: Any) -> None:
     """Once: a read of much that ended in the first line of a head was all taken for that head."""
     large = b'{"prompt": "%s", "max_tokens": 1}' % (b"x" * 2 * limits.MAX_HTTP_HEAD_BYTES)
     head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(large)
@@ -107,7 +105,7 @@ def answering_after(may_answer: asyncio.Event, begun: asyncio.Event) -> Any:
 UNREAD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3 + b"GET / HTTP/1.1\r\n"
 
 
-async def test_a_client_that_is_not_read_is_not_late_with_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_not_being_read_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: answers in progress were cut while the server itself had stopped reading."""
     may_answer = asyncio.Event()
     monkeypatch.setattr(module, "HEAD_SECONDS", 0.1)
@@ -122,7 +120,7 @@ async def test_a_client_that_is_not_read_is_not_late_with_its_head(monkeypatch: 
     assert answers.count(b"HTTP/1.1 200 ") == 4
 
 
-async def test_the_time_for_a_head_begins_anew_when_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_head_timeout_restarts_with_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     may_answer, begun = asyncio.Event(), asyncio.Event()
     monkeypatch.setattr(module, "HEAD_SECONDS", 10 * HANG)
     async with served(answering_after(may_answer, begun)) as server, connected(server) as (reader, writer):
@@ -133,7 +131,7 @@ async def test_the_time_for_a_head_begins_anew_when_it_is_read_again(monkeypatch
         await reader.read()  # until the client is let go: the fourth head does not come
 
 
-async def test_bytes_of_a_body_are_not_those_of_a_head(coordinator: Any) -> None:
+async def test_body_bytes_do_not_count_as_head(coordinator: Any) -> None:
     prompt = b'{"prompt": "%s", "max_tokens": 1}' % (b"x" * 2 * limits.MAX_HTTP_HEAD_BYTES)
     head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(prompt)
     async with served(make_app(coordinator, None)) as server:
@@ -143,7 +141,7 @@ async def test_bytes_of_a_body_are_not_those_of_a_head(coordinator: Any) -> None
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /version HTTP/1.1\r\nhost:"])
-async def test_a_client_that_does_not_finish_its_head_is_let_go(
+async def test_an_unfinished_head_is_disconnected(
     begun: bytes, coordinator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HEAD_SECONDS", 0.05)
@@ -151,7 +149,7 @@ async def test_a_client_that_does_not_finish_its_head_is_let_go(
         assert await exchange(server, begun) == b""
 
 
-async def test_a_client_that_does_not_finish_its_body_is_told(
+async def test_an_unfinished_body_is_a_timeout_error(
     coordinator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body, "BODY_SECONDS", 0.05)
@@ -162,7 +160,7 @@ async def test_a_client_that_does_not_finish_its_body_is_told(
     assert b'"code":"timeout"' in answer
 
 
-async def test_a_body_beyond_the_bound_is_refused(coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_too_large_body_is_refused(coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_HTTP_BODY_BYTES", 1000)
     head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n"
     async with served(make_app(coordinator, None)) as server:
@@ -171,7 +169,7 @@ async def test_a_body_beyond_the_bound_is_refused(coordinator: Any, monkeypatch:
     assert b'"code":"body_too_large"' in answer
 
 
-async def test_what_is_no_http_is_refused(coordinator: Any) -> None:
+async def test_bytes_other_than_http_are_refused(coordinator: Any) -> None:
     async with served(make_app(coordinator, None)) as server:
         assert (await exchange(server, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
@@ -191,7 +189,7 @@ def detokenize(more: bytes) -> bytes:
 
 @pytest.mark.parametrize("offer", [CURL_OFFERS, BROWSERS_OFFER])
 @pytest.mark.parametrize("pieces", ["one", "head", "many"])
-async def test_an_offer_of_another_protocol_is_ignored(offer: bytes, pieces: str, coordinator: Any) -> None:
+async def test_an_upgrade_offer_is_ignored(offer: bytes, pieces: str, coordinator: Any) -> None:
     head = detokenize(offer) + b"\r\n"
     last = b"GET /version HTTP/1.1\r\n" + CLOSE
     sent = {
@@ -205,7 +203,7 @@ async def test_an_offer_of_another_protocol_is_ignored(offer: bytes, pieces: str
     assert answer.index(PROMPT) < answer.index(b'"version"')
 
 
-async def test_every_request_of_a_connection_may_make_the_offer(coordinator: Any) -> None:
+async def test_every_request_may_offer_an_upgrade(coordinator: Any) -> None:
     chunked = b"POST /detokenize HTTP/1.1\r\nhost: x\r\n%stransfer-encoding: chunked\r\n\r\n" % CURL_OFFERS
     chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
     plain = detokenize(b"") + b"\r\n" + BODY
@@ -217,7 +215,7 @@ async def test_every_request_of_a_connection_may_make_the_offer(coordinator: Any
     assert answer.count(b"HTTP/1.1 ") == 4
 
 
-async def test_what_follows_connect_is_no_request(coordinator: Any) -> None:
+async def test_bytes_after_connect_are_not_a_request(coordinator: Any) -> None:
     async with served(make_app(coordinator, None)) as server:
         answer = await exchange(
             server, b"CONNECT x:1 HTTP/1.1\r\n" + CLOSE + b"GET /version HTTP/1.1\r\n" + CLOSE
@@ -226,7 +224,7 @@ async def test_what_follows_connect_is_no_request(coordinator: Any) -> None:
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-async def test_line_ends_between_requests_are_no_reason_to_stay(
+async def test_line_ends_between_requests_do_not_keep_it_open(
     coordinator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KEEP_ALIVE_SECONDS", 0.05)
@@ -238,7 +236,7 @@ async def test_line_ends_between_requests_are_no_reason_to_stay(
         assert await reader.read() == b""
 
 
-async def test_a_body_that_nobody_waits_for_is_no_reason_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unread_body_does_not_keep_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refusing(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"no"})
@@ -252,7 +250,7 @@ async def test_a_body_that_nobody_waits_for_is_no_reason_to_stay(monkeypatch: py
 
 
 @pytest.mark.parametrize("together", [True, False])
-async def test_a_client_that_leaves_is_missed_behind_its_next_request(
+async def test_a_client_leaving_after_its_next_request_is_noticed(
     together: bool, coordinator: Any, commit: Any
 ) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
@@ -278,7 +276,7 @@ async def test_a_client_that_leaves_is_missed_behind_its_next_request(
             await ended.wait()
 
 
-async def test_the_connection_of_an_answer_that_is_cut_does_not_wait_for_its_client(
+async def test_a_cut_answers_connection_does_not_wait(
     coordinator: Any, commit: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: it stayed, with what the client did not read, and an error was logged."""
@@ -305,7 +303,7 @@ async def test_the_connection_of_an_answer_that_is_cut_does_not_wait_for_its_cli
     assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
-async def test_a_port_that_is_taken(coordinator: Any) -> None:
+async def test_an_occupied_port_is_an_error(coordinator: Any) -> None:
     async with served(make_app(coordinator, None)) as server:
         other = HttpServer(make_app(coordinator, None), "127.0.0.1", int(server.address.split(":")[1]))
         with pytest.raises(UnavailableError, match="cannot listen on"):
@@ -330,7 +328,7 @@ async def test_a_stop_refuses_all_but_health_and_metrics(
             assert (b'"code":"service_unavailable"' in answer) is (status == 503)
 
 
-async def test_what_the_end_overtakes_is_told_in_our_own_words(coordinator: Any) -> None:
+async def test_a_request_overtaken_by_the_stop_gets_our_error(coordinator: Any) -> None:
     """A body that has not come, and a wait for a target: once they were answered 500, as text."""
     coordinator.found.clear()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n"
@@ -348,7 +346,7 @@ async def test_what_the_end_overtakes_is_told_in_our_own_words(coordinator: Any)
     assert [status for _, _, status in coordinator.metrics.http_calls] == ["503"]
 
 
-async def test_an_answer_that_is_being_sent_is_finished_before_the_end() -> None:
+async def test_an_answer_being_sent_is_finished_before_the_stop() -> None:
     begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
@@ -385,7 +383,7 @@ async def in_pieces(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize("header", [b"", b"connection: close\r\n"])
 @pytest.mark.parametrize("app", [at_once, in_pieces])
-async def test_a_client_that_does_not_read_a_whole_answer_is_cut(app: Any, header: bytes) -> None:
+async def test_a_client_that_stops_reading_is_cut(app: Any, header: bytes) -> None:
     """Once: the answer stayed in the connection's buffer, and the connection too, until its client left."""
     async with served(app, unread_timeout=0.05) as server, connected(server) as (reader, writer):
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -404,7 +402,7 @@ async def test_a_client_that_does_not_read_a_whole_answer_is_cut(app: Any, heade
 
 
 @pytest.mark.parametrize("app", [at_once, in_pieces])
-async def test_a_client_that_reads_slowly_gets_all_of_it(app: Any) -> None:
+async def test_a_slow_reader_gets_the_whole_answer(app: Any) -> None:
     async with served(app, unread_timeout=5.0) as server, connected(server) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
         left = 2 * WHOLE
@@ -415,9 +413,7 @@ async def test_a_client_that_reads_slowly_gets_all_of_it(app: Any) -> None:
         assert server._uvicorn.server_state.connections
 
 
-async def test_a_client_that_takes_an_answer_piece_by_piece_is_no_client_that_does_not_read(
-    coordinator: Any, commit: Any
-) -> None:
+async def test_a_client_reading_piece_by_piece_is_not_cut(coordinator: Any, commit: Any) -> None:
     """Its request counts as read with each piece; without that a long answer had to be read within a time."""
 
     async def script(_: Any) -> AsyncIterator[Any]:

@@ -31,7 +31,7 @@ def shape(value: Any) -> tuple[int, int]:
 
 
 @given(JSON, st.booleans())
-def test_texts_are_no_structure(value: Any, ascii_only: bool) -> None:
+def test_brackets_in_texts_are_not_counted(value: Any, ascii_only: bool) -> None:
     raw = json.dumps(value, ensure_ascii=ascii_only).encode()
     rest = body._without_texts(raw)
     assert (rest.count(b"{") + rest.count(b"["), rest.count(b",")) == shape(value)
@@ -40,7 +40,9 @@ def test_texts_are_no_structure(value: Any, ascii_only: bool) -> None:
 @pytest.mark.parametrize(
     ("containers", "values", "refused"), [(4, 6, False), (3, 6, True), (4, 5, True), (9, 9, False)]
 )
-def test_both_bounds(containers: int, values: int, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_containers_and_values_are_bounded(
+    containers: int, values: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "MAX_JSON_CONTAINERS", containers)
     monkeypatch.setattr(limits, "MAX_JSON_VALUES", values)
     raw = b'{"prompt": [[1, 2], [3]], "n": 1, "stream": false, "user": "[[[,,,,"}'
@@ -52,7 +54,7 @@ def test_both_bounds(containers: int, values: int, refused: bool, monkeypatch: p
     assert (failure.value.status, failure.value.code) == (400, "too_many_values")
 
 
-def test_a_prompt_of_the_greatest_length_is_within_every_bound() -> None:
+def test_the_longest_prompt_is_within_every_bound() -> None:
     ids = b'{"prompt": [' + b",".join([b"151000"] * limits.MAX_PROMPT_TOKENS) + b'], "max_tokens": 1}'
     text = b'{"prompt": "' + b"{" * limits.MAX_PROMPT_CHARACTERS + b'", "max_tokens": 1}'
     for raw in (ids, text):
@@ -70,7 +72,7 @@ def test_a_prompt_of_the_greatest_length_is_within_every_bound() -> None:
         (ChatRequest, b'{"messages": [{"role": "user", "content": [%s]}]}', "messages[0].content[0].type"),
     ],
 )
-def test_a_list_is_judged_by_its_first_bad_item(model: Any, raw: bytes, param: str) -> None:
+def test_a_list_is_refused_by_its_first_bad_item(model: Any, raw: bytes, param: str) -> None:
     """Reports on each of 10 MiB of bad items took more than a minute to make."""
     with pytest.raises(HttpError) as failure:
         parse(raw % b",".join([b"{}"] * 1000), model)
@@ -80,7 +82,7 @@ def test_a_list_is_judged_by_its_first_bad_item(model: Any, raw: bytes, param: s
     assert cause.error_count() <= 3  # type: ignore[attr-defined]
 
 
-def test_lists_of_messages_have_a_bound() -> None:
+def test_the_number_of_messages_is_bounded() -> None:
     message = b'{"role": "user", "content": "a"}'
     with pytest.raises(HttpError, match="at most"):
         parse(b'{"messages": [' + b",".join([message] * (limits.MAX_MESSAGES + 1)) + b"]}", ChatRequest)

@@ -15,7 +15,7 @@ from tests.unit.rpc.test_certificate_keys import GOOD, files
 HANG = 20.0
 
 
-async def test_a_failure_of_the_server_s_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_server_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     server = HttpServer(None, "127.0.0.1", 0)  # type: ignore[arg-type]
 
     def fail() -> None:
@@ -29,7 +29,7 @@ async def test_a_failure_of_the_server_s_is_told(monkeypatch: pytest.MonkeyPatch
     assert isinstance(caught.value.__cause__, OSError)
 
 
-async def test_a_certificate_that_is_being_replaced_is_named(tmp_path: Path) -> None:
+async def test_a_half_replaced_certificate_is_named(tmp_path: Path) -> None:
     """The new key is there, its certificate is not yet."""
     (old := tmp_path / "old").mkdir()
     (new := tmp_path / "new").mkdir()

@@ -47,7 +47,7 @@ def json_schema(**changes: Any) -> dict[str, Any]:
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, {"regex": "a"}),
     ],
 )
-def test_they_reach_the_core(model: Any, least: dict[str, Any], given: Any, core: Any) -> None:
+def test_structures_reach_the_core(model: Any, least: dict[str, Any], given: Any, core: Any) -> None:
     want = None if core is None else StructuredOutputs(**core)
     assert wanted(model, least, **given).sampling().structure == want
 
@@ -84,7 +84,7 @@ def test_they_reach_the_core(model: Any, least: dict[str, Any], given: Any, core
         ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [1]}, "allowed_token_ids"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
+def test_unsupported_structures_are_refused_by_name(
     model: Any, least: dict[str, Any], given: Any, param: str
 ) -> None:
     with pytest.raises((HttpError, InvalidArgumentError)) as caught:
@@ -95,7 +95,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     assert (answer.status, answer.param) == (400, param)
 
 
-def test_what_the_server_refuses_later_has_the_requests_own_name() -> None:
+def test_a_late_refusal_has_the_requests_field_name() -> None:
     names = wanted(*BOTH[1], response_format=json_schema()).names
     error = from_error(InvalidArgumentError("structured_outputs.json", "Invalid type"), names)
     assert error.param == "response_format.json_schema.schema"

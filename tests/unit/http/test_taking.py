@@ -61,7 +61,7 @@ def watched(transport: FakeTransport, size: int) -> Taking:
     return taking
 
 
-def test_who_takes_nothing_is_dropped(clock: Clock) -> None:
+def test_a_peer_that_takes_nothing_is_dropped(clock: Clock) -> None:
     transport = FakeTransport()
     watched(transport, 100)
     assert [seconds for seconds, *_ in clock.timers] == [7.0]
@@ -69,7 +69,7 @@ def test_who_takes_nothing_is_dropped(clock: Clock) -> None:
     assert transport.aborted
 
 
-def test_who_takes_a_little_each_time_is_waited_for(clock: Clock) -> None:
+def test_a_peer_taking_little_by_little_is_kept(clock: Clock) -> None:
     transport = FakeTransport()
     watched(transport, 3)
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_who_takes_a_little_each_time_is_waited_for(clock: Clock) -> None:
     assert not transport.aborted
 
 
-def test_more_that_is_written_meanwhile_is_nothing_that_is_taken(clock: Clock) -> None:
+def test_further_writes_do_not_count_as_taken(clock: Clock) -> None:
     transport = FakeTransport()
     taking = watched(transport, 100)
     taking.write(bytes(50))
@@ -90,7 +90,7 @@ def test_more_that_is_written_meanwhile_is_nothing_that_is_taken(clock: Clock) -
     assert transport.aborted
 
 
-def test_who_takes_some_while_more_is_written_is_waited_for(clock: Clock) -> None:
+def test_a_peer_taking_some_during_writes_is_kept(clock: Clock) -> None:
     transport = FakeTransport()
     taking = watched(transport, 100)
     transport.left -= 10
@@ -100,18 +100,18 @@ def test_who_takes_some_while_more_is_written_is_waited_for(clock: Clock) -> Non
     assert len(clock.timers) == 1
 
 
-def test_where_all_is_taken_nothing_is_watched(clock: Clock) -> None:
+def test_with_nothing_unsent_no_timer_runs(clock: Clock) -> None:
     watched(FakeTransport(), 0)
     assert not clock.timers
 
 
-def test_a_connection_that_is_gone_is_not_watched(clock: Clock) -> None:
+def test_a_closed_connection_is_not_watched(clock: Clock) -> None:
     taking = watched(FakeTransport(), 100)
     taking.stop()
     taking.stop()
     assert not clock.timers
 
 
-def test_all_else_is_the_transport_s_own() -> None:
+def test_other_attributes_are_the_transports() -> None:
     taking = Taking(cast(asyncio.Transport, FakeTransport()), 7.0)
     assert taking.get_extra_info("peername") == "its peername"

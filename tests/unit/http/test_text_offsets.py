@@ -32,7 +32,7 @@ def bytewise() -> Vocabulary:
 
 @pytest.mark.parametrize("shown", ["日é x", ""])
 @pytest.mark.parametrize("echo", [True, False])
-async def test_offsets_are_where_the_tokens_begin_in_the_text(
+async def test_offsets_are_where_tokens_begin_in_the_text(
     echo: bool, shown: str, bytewise: Vocabulary, coordinator: Any, client: httpx2.AsyncClient
 ) -> None:
     prompt = bytewise.encode(shown)
@@ -89,7 +89,7 @@ def reporting(vocabulary: Vocabulary, prompt: list[int], echo: str) -> Any:
 
 
 @pytest.mark.parametrize("as_text", [True, False])
-async def test_special_tokens_take_room_where_the_echo_spells_them_out(
+async def test_shown_special_tokens_count_in_offsets(
     as_text: bool, bytewise: Vocabulary, coordinator: Any, client: httpx2.AsyncClient
 ) -> None:
     text = "é<s>b<e> \nc<s><s>"
@@ -111,7 +111,7 @@ async def test_special_tokens_take_room_where_the_echo_spells_them_out(
     assert [offset for part in parts for offset in part] == begins
 
 
-async def test_a_whole_answer_is_not_made_by_the_thread_of_the_loop(
+async def test_a_whole_answer_is_made_outside_the_loops_thread(
     bytewise: Vocabulary, coordinator: Any, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long prompt's offsets take a second, and other streams go on meanwhile."""

@@ -25,7 +25,7 @@ def test_the_alphabet_is_that_of_byte_level_bpe() -> None:
     assert sorted(BYTES.values()) == list(range(256))
 
 
-def test_the_bytes_of_a_byte_level_vocabulary(vocabulary: Vocabulary) -> None:
+def test_token_bytes_of_a_byte_level_vocabulary(vocabulary: Vocabulary) -> None:
     reference = LLTokenizer(vocabulary.tokenizer.to_str())
     special = vocabulary.tokenizer.get_added_tokens_decoder()
     # To the library 0xFF is a mark of its own.
@@ -58,7 +58,7 @@ def falling_back() -> Vocabulary:
     return Vocabulary(tokenizer, "fingerprint", len(tokens))
 
 
-def test_the_bytes_of_a_vocabulary_with_byte_fallback(falling_back: Vocabulary) -> None:
+def test_token_bytes_of_a_byte_fallback_vocabulary(falling_back: Vocabulary) -> None:
     def of(token: str) -> bytes | None:
         return token_bytes(falling_back, falling_back.tokenizer.token_to_id(token))
 
@@ -68,7 +68,7 @@ def test_the_bytes_of_a_vocabulary_with_byte_fallback(falling_back: Vocabulary) 
     assert of("\u2581b") == b" b"
 
 
-def test_bytes_that_nobody_knows_are_not_made_up(falling_back: Vocabulary) -> None:
+def test_unknown_bytes_are_absent(falling_back: Vocabulary) -> None:
     """Such a decoder hides what a token is made of."""
     tokenizer = Tokenizer.from_str(falling_back.tokenizer.to_str())
     tokenizer.decoder = decoders.Replace("a", REPLACEMENT)
@@ -77,7 +77,7 @@ def test_bytes_that_nobody_knows_are_not_made_up(falling_back: Vocabulary) -> No
 
 
 @pytest.mark.parametrize(("own", "top"), [(-3.0, (-0.5, -2.0)), (-0.5, (-1.0, -2.0)), (-2.0, (-3.0, -1.0))])
-def test_of_tokens_with_one_text_the_likeliest_stands(
+def test_the_likeliest_of_equal_texts_is_listed(
     own: float, top: tuple[float, float], falling_back: Vocabulary
 ) -> None:
     """A completion names tokens by their texts, and half a character has no text of its own."""
@@ -91,7 +91,7 @@ def test_of_tokens_with_one_text_the_likeliest_stands(
     assert lists["token_logprobs"] == [own]
 
 
-async def test_the_bytes_of_an_emoji_s_tokens_join_to_it(
+async def test_the_bytes_of_an_emojis_tokens_join_to_it(
     coordinator: Any, commit: Any, make_client: Callable[..., httpx2.AsyncClient]
 ) -> None:
     """Once null: no token of it is a whole character."""

@@ -72,7 +72,7 @@ TRAILERS = pytest.mark.parametrize(
 
 @TRAILERS
 @pytest.mark.parametrize("at_once", [True, False], ids=["answered", "awaited"])
-async def test_who_sends_them_without_end_is_let_go(begun: bytes, piece: bytes, at_once: bool) -> None:
+async def test_endless_trailers_are_cut_off(begun: bytes, piece: bytes, at_once: bool) -> None:
     """Once: they were all kept, of whoever reached the port."""
     app = App()
     app.at_once = at_once
@@ -102,7 +102,7 @@ async def test_trailers_are_read_and_dropped() -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["answered", "awaited"])
-async def test_a_body_in_any_pieces_is_no_trailer(at_once: bool) -> None:
+async def test_a_body_in_any_pieces_is_not_a_trailer(at_once: bool) -> None:
     """Also one whose answer was sent without it, and one between whose chunks there are long lines."""
     app = App()
     app.at_once = at_once

@@ -82,7 +82,7 @@ def test_two_structures_are_refused_by_name(model: Any) -> None:
         assert (caught.value.field, caught.value.description) == (second, f"cannot be combined with {first}")
 
 
-def test_a_bad_guided_value_has_its_own_name() -> None:
+def test_a_bad_guided_value_is_named_as_given() -> None:
     wanted = read(CompletionRequest, guided_json="[]")
     with pytest.raises(InvalidArgumentError) as caught:
         wanted.sampling()
@@ -98,7 +98,7 @@ TGI: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("model", [CompletionRequest, ChatRequest])
 @pytest.mark.parametrize("form", TGI)
-def test_formats_of_tgi_are_taken(model: Any, form: dict[str, Any]) -> None:
+def test_tgi_formats_are_accepted(model: Any, form: dict[str, Any]) -> None:
     kind = "regex" if form["type"] == "regex" else "json"
     wanted = read(model, response_format=form)
     assert wanted.sampling().structure == StructuredOutputs(**{kind: form["value"]})
@@ -108,19 +108,21 @@ def test_formats_of_tgi_are_taken(model: Any, form: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["tgi", "dummy"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_placeholder_models_are_the_served_one(name: str, path: str, chats: httpx2.AsyncClient) -> None:
+async def test_placeholder_models_mean_the_served_one(
+    name: str, path: str, chats: httpx2.AsyncClient
+) -> None:
     assert (await post(chats, path, model=name))["model"] == "a/model"
     assert (await chats.get(f"/v1/models/{name}")).status_code == 404
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_wrong_model_names_the_served_one(path: str, chats: httpx2.AsyncClient) -> None:
+async def test_an_unknown_model_error_names_the_served_one(path: str, chats: httpx2.AsyncClient) -> None:
     error = await refused(chats, path, model="gpt-4")
     assert error["code"] == "model_not_found"
     assert "a/model" in error["message"]
 
 
-def test_words_for_k_name_numbers_too() -> None:
+def test_k_errors_name_the_allowed_values() -> None:
     for value in ("four", "4", True, [1]):
         with pytest.raises(HttpError) as caught:
             read(CompletionRequest, speculative_decoding={"num_speculative_tokens": value})
@@ -129,7 +131,9 @@ def test_words_for_k_name_numbers_too() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "max_completion_tokens"])
-async def test_more_than_any_bound_is_a_length_error(path: str, name: str, chats: httpx2.AsyncClient) -> None:
+async def test_lengths_above_any_bound_are_length_errors(
+    path: str, name: str, chats: httpx2.AsyncClient
+) -> None:
     if name == "max_completion_tokens" and "chat" not in path:
         pytest.skip("a chat's parameter")
     for value in (2048, limits.MAX_TOKENS + 1, 2**62):
@@ -145,7 +149,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 
 @pytest.mark.parametrize(("name", "choice"), [("tools", "tool_choice"), ("functions", "function_call")])
-async def test_tools_that_are_not_called_are_no_error(
+async def test_uncalled_tools_are_accepted(
     name: str, choice: str, chats: httpx2.AsyncClient, coordinator: Any
 ) -> None:
     path = "/v1/chat/completions"
@@ -161,7 +165,7 @@ async def test_tools_that_are_not_called_are_no_error(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_token_ids_are_returned_where_asked_for(path: str, chats: httpx2.AsyncClient) -> None:
+async def test_token_ids_are_returned_on_request(path: str, chats: httpx2.AsyncClient) -> None:
     plain = await post(chats, path)
     assert "token_ids" not in plain["choices"][0]
     answer = await post(chats, path, return_token_ids=True, n=2)
@@ -172,7 +176,7 @@ async def test_token_ids_are_returned_where_asked_for(path: str, chats: httpx2.A
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_streams_return_tokens_with_their_events(
+async def test_streams_return_token_ids_with_their_events(
     path: str, coordinator: Any, commit: Any, chats: httpx2.AsyncClient
 ) -> None:
     async def script(_: GenerateCall) -> AsyncIterator[Commit]:
@@ -199,7 +203,7 @@ async def test_returned_prompts_are_bounded(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_each_choice_says_what_speculation_did(
+async def test_each_choice_has_speculation_statistics(
     path: str, coordinator: Any, chats: httpx2.AsyncClient
 ) -> None:
     asked = {"include_speculative_decoding": True, "n": 2}
@@ -246,7 +250,7 @@ async def scoring(call: GenerateCall) -> AsyncIterator[Commit]:
         )
 
 
-async def test_no_tokens_with_echo_score_the_prompt(coordinator: Any, client: httpx2.AsyncClient) -> None:
+async def test_echo_without_tokens_scores_the_prompt(coordinator: Any, client: httpx2.AsyncClient) -> None:
     coordinator.script = scoring
     asked = {"max_tokens": 0, "echo": True, "logprobs": 0, "return_token_ids": True}
     answer = await post(client, "/v1/completions", **asked)
@@ -280,7 +284,7 @@ async def test_no_tokens_with_echo_score_the_prompt(coordinator: Any, client: ht
         ("/v1/chat/completions", {"priority": -1}, "priority"),
     ],
 )
-async def test_what_stays_refused_is_named(
+async def test_refused_vllm_parameters_are_named(
     path: str, values: dict[str, Any], param: str, chats: httpx2.AsyncClient
 ) -> None:
     assert (await refused(chats, path, **values))["param"] == param
@@ -297,7 +301,7 @@ async def test_what_stays_refused_is_named(
         ({"truncate_prompt_tokens": -1, "max_tokens": 2046}, slice(-2, None)),
     ],
 )
-async def test_a_prompt_is_cut_to_its_last_tokens(
+async def test_a_prompt_is_truncated_to_its_last_tokens(
     path: str, values: dict[str, Any], kept: slice, coordinator: Any, chats: httpx2.AsyncClient
 ) -> None:
     whole = (await chats.post("/tokenize", json=PATHS[path])).json()["tokens"]
@@ -305,13 +309,13 @@ async def test_a_prompt_is_cut_to_its_last_tokens(
     assert coordinator.calls[0].prompt == tuple(whole[kept])
 
 
-async def test_each_of_several_prompts_is_cut(coordinator: Any, client: httpx2.AsyncClient) -> None:
+async def test_each_of_several_prompts_is_truncated(coordinator: Any, client: httpx2.AsyncClient) -> None:
     await post(client, "/v1/completions", prompt=[[1, 2, 3], [4]], truncate_prompt_tokens=2)
     assert [call.prompt for call in coordinator.calls] == [(2, 3), (4,)]
 
 
 @pytest.mark.parametrize("report", [{"return_token_ids": True}, {"prompt_logprobs": 1}])
-async def test_a_prompt_is_cut_before_its_report_is_bounded(
+async def test_a_prompt_is_truncated_before_its_report_is_bounded(
     report: dict[str, Any], coordinator: Any, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 4)
@@ -336,7 +340,7 @@ async def test_special_tokens_of_a_prompt_may_be_left_out(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_special_tokens_of_the_text_are_asked_for(
+async def test_special_tokens_are_shown_on_request(
     path: str, coordinator: Any, chats: httpx2.AsyncClient
 ) -> None:
     await post(chats, path)
@@ -345,7 +349,7 @@ async def test_special_tokens_of_the_text_are_asked_for(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_tokens_may_be_named_by_their_ids(
+async def test_tokens_may_be_named_by_ids(
     path: str, coordinator: Any, commit: Any, chats: httpx2.AsyncClient
 ) -> None:
     async def script(_: GenerateCall) -> AsyncIterator[Commit]:
@@ -374,8 +378,6 @@ async def test_the_last_message_may_be_continued(chats: httpx2.AsyncClient, coor
     assert (await refused(chats, path, messages=messages, **both))["param"] == "continue_final_message"
 
 
-async def test_tokens_are_told_as_the_vocabulary_has_them(
-    client: httpx2.AsyncClient, vocabulary: Any
-) -> None:
+async def test_token_strings_are_the_vocabularys(client: httpx2.AsyncClient, vocabulary: Any) -> None:
     answer = (await client.post("/tokenize", json={"prompt": "a b", "return_token_strs": True})).json()
     assert answer["token_strs"] == [vocabulary.tokenizer.id_to_token(each) for each in answer["tokens"]]

@@ -8,7 +8,7 @@ from paceline.core.clock import ManualClock
 from paceline.kv import Leases
 
 
-def test_a_lease_ends_when_its_key_has_been_idle_for_its_duration() -> None:
+def test_a_lease_ends_after_its_idle_duration() -> None:
     clock = ManualClock(100.0)
     leases: Leases[str] = Leases(clock, 10.0)
     leases.renew("a")

@@ -9,7 +9,7 @@ from paceline.kv import BlockPool
 from paceline.kv.pool import EVICTED_SHARE
 
 
-def test_blocks_come_out_ascending_and_return_to_the_front() -> None:
+def test_blocks_are_allocated_in_ascending_order() -> None:
     pool = BlockPool(6, 4)
     assert pool.allocate_many(3) == [0, 1, 2]
     pool.release(1)
@@ -17,7 +17,7 @@ def test_blocks_come_out_ascending_and_return_to_the_front() -> None:
     assert (pool.used_blocks, pool.free_blocks, pool.num_blocks) == (3, 3, 6)
 
 
-def test_a_sequence_grows_next_to_its_own_end_where_it_can() -> None:
+def test_a_sequence_grows_next_to_its_end_where_possible() -> None:
     pool = BlockPool(8, 4)
     held = pool.allocate_many(5)
     for block in held[:3]:
@@ -27,7 +27,7 @@ def test_a_sequence_grows_next_to_its_own_end_where_it_can() -> None:
     pool.check_integrity()
 
 
-def test_a_block_taken_out_of_turn_is_handed_out_once() -> None:
+def test_a_block_allocated_out_of_order_is_given_once() -> None:
     pool = BlockPool(3, 1)
     assert pool.allocate(after=0) == 1
     pool.release(1)
@@ -36,7 +36,7 @@ def test_a_block_taken_out_of_turn_is_handed_out_once() -> None:
     pool.check_integrity()
 
 
-def test_too_few_blocks_take_nothing() -> None:
+def test_a_failed_allocation_takes_nothing() -> None:
     pool = BlockPool(3, 1)
     pool.allocate()
     with pytest.raises(ResourceExhaustedError):
@@ -47,7 +47,7 @@ def test_too_few_blocks_take_nothing() -> None:
         pool.allocate()
 
 
-def test_a_block_is_free_when_its_last_holder_lets_go() -> None:
+def test_a_block_is_free_when_its_last_holder_releases_it() -> None:
     pool = BlockPool(2, 1)
     block = pool.allocate()
     pool.retain(block)
@@ -65,7 +65,7 @@ def kept(pool: BlockPool, n: int) -> list[int]:
     return blocks
 
 
-def test_a_kept_block_is_free_and_can_be_taken_up_again() -> None:
+def test_a_kept_block_is_free_and_can_be_reused() -> None:
     pool = BlockPool(4, 1)
     (block,) = kept(pool, 1)
     assert (pool.used_blocks, pool.cached_blocks) == (1, 0)
@@ -76,7 +76,7 @@ def test_a_kept_block_is_free_and_can_be_taken_up_again() -> None:
     pool.check_integrity()
 
 
-def test_blank_blocks_go_before_cached_ones_even_out_of_order() -> None:
+def test_blank_blocks_are_allocated_before_cached_ones() -> None:
     pool = BlockPool(4, 1)
     for block in kept(pool, 2):
         pool.release(block)
@@ -104,7 +104,7 @@ def test_the_longest_idle_block_is_evicted_first() -> None:
     pool.check_integrity()
 
 
-def test_a_large_pool_evicts_some_more_so_that_sequences_lie_together() -> None:
+def test_a_large_pool_evicts_extra_for_adjacent_blocks() -> None:
     pool = BlockPool(3 * EVICTED_SHARE, 1)
     for block in reversed(kept(pool, 3 * EVICTED_SHARE)):
         pool.release(block)

@@ -35,7 +35,7 @@ def index() -> PrefixIndex:
     return PrefixIndex(BlockPool(16, SIZE))
 
 
-def test_a_second_sequence_begins_with_the_full_blocks_of_the_first(index: PrefixIndex) -> None:
+def test_a_second_sequence_shares_the_firsts_full_blocks(index: PrefixIndex) -> None:
     first = Sequence(index).feed(PROMPT)
     second = Sequence(index)
     assert second.prefix.extend(PROMPT) == 8
@@ -45,7 +45,7 @@ def test_a_second_sequence_begins_with_the_full_blocks_of_the_first(index: Prefi
     assert second.table.blocks[2] != first.table.blocks[2]
 
 
-def test_they_outlive_their_sequence_until_the_room_is_needed(index: PrefixIndex) -> None:
+def test_published_blocks_outlive_their_sequence(index: PrefixIndex) -> None:
     Sequence(index).feed(PROMPT).table.free()
     assert (index.pool.free_blocks, index.pool.cached_blocks, len(index)) == (16, 2, 2)
     again = Sequence(index)
@@ -58,7 +58,7 @@ def test_they_outlive_their_sequence_until_the_room_is_needed(index: PrefixIndex
     index.check_integrity()
 
 
-def test_no_more_is_taken_than_may_be(index: PrefixIndex) -> None:
+def test_no_more_blocks_are_taken_than_allowed(index: PrefixIndex) -> None:
     Sequence(index).feed(PROMPT)
     for most in range(len(PROMPT)):
         one = Sequence(index)
@@ -67,14 +67,14 @@ def test_no_more_is_taken_than_may_be(index: PrefixIndex) -> None:
 
 
 @pytest.mark.parametrize("changed", range(8))
-def test_one_other_token_hides_everything_from_its_block_on(index: PrefixIndex, changed: int) -> None:
+def test_a_different_token_hides_its_block_and_the_rest(index: PrefixIndex, changed: int) -> None:
     Sequence(index).feed(PROMPT)
     other = list(PROMPT)
     other[changed] += 1
     assert Sequence(index).prefix.extend(other) == changed // SIZE * SIZE
 
 
-def test_equal_tokens_elsewhere_are_not_the_same_entries(index: PrefixIndex) -> None:
+def test_equal_tokens_elsewhere_are_not_found(index: PrefixIndex) -> None:
     repeated = PROMPT[:SIZE] * 2
     Sequence(index).feed(repeated)
     assert Sequence(index).prefix.extend(PROMPT[:SIZE] * 3) == 8
@@ -88,7 +88,7 @@ def test_another_salt_finds_nothing(index: PrefixIndex) -> None:
         assert Sequence(index, salt).prefix.extend(PROMPT) == 0
 
 
-def test_a_lookup_goes_on_where_another_sequence_has_got_to(index: PrefixIndex) -> None:
+def test_a_lookup_continues_with_another_sequences_blocks(index: PrefixIndex) -> None:
     first, second = Sequence(index), Sequence(index)
     first.feed(PROMPT[:4])
     assert second.prefix.extend(PROMPT) == 4
@@ -97,7 +97,7 @@ def test_a_lookup_goes_on_where_another_sequence_has_got_to(index: PrefixIndex) 
     assert second.table.length == 8
 
 
-def test_a_table_with_entries_of_its_own_takes_none(index: PrefixIndex) -> None:
+def test_a_table_with_its_own_entries_takes_none(index: PrefixIndex) -> None:
     Sequence(index).feed(PROMPT)
     for length in (3, 4):
         own = Sequence(index)
@@ -107,7 +107,7 @@ def test_a_table_with_entries_of_its_own_takes_none(index: PrefixIndex) -> None:
         own.table.free()
 
 
-def test_two_that_computed_the_same_keep_their_own_and_one_is_found(index: PrefixIndex) -> None:
+def test_equal_sequences_keep_their_blocks_and_one_is_indexed(index: PrefixIndex) -> None:
     first, second = Sequence(index).feed(PROMPT), Sequence(index).feed(PROMPT)
     assert len(index) == 2
     first.table.free()
@@ -116,7 +116,7 @@ def test_two_that_computed_the_same_keep_their_own_and_one_is_found(index: Prefi
     index.check_integrity()
 
 
-def test_a_block_that_is_not_full_of_committed_tokens_is_not_entered(index: PrefixIndex) -> None:
+def test_only_full_blocks_of_committed_tokens_are_entered(index: PrefixIndex) -> None:
     one = Sequence(index)
     one.table.reserve(11)
     one.table.commit(11)
@@ -124,7 +124,7 @@ def test_a_block_that_is_not_full_of_committed_tokens_is_not_entered(index: Pref
     assert len(index) == 1
 
 
-def test_a_rewritten_ledger_takes_its_old_block_out(index: PrefixIndex) -> None:
+def test_a_rewritten_ledger_removes_its_old_block(index: PrefixIndex) -> None:
     one = Sequence(index).feed(PROMPT)
     one.table.truncate_to(6)
     one.prefix.cut_to(6)
@@ -135,7 +135,7 @@ def test_a_rewritten_ledger_takes_its_old_block_out(index: PrefixIndex) -> None:
     index.check_integrity()
 
 
-def test_a_shared_block_is_left_alone_by_one_that_goes_back_into_it(index: PrefixIndex) -> None:
+def test_going_back_into_a_shared_block_leaves_it_unchanged(index: PrefixIndex) -> None:
     Sequence(index).feed(PROMPT)
     second = Sequence(index)
     second.prefix.extend(PROMPT)
@@ -145,7 +145,7 @@ def test_a_shared_block_is_left_alone_by_one_that_goes_back_into_it(index: Prefi
     assert Sequence(index).prefix.extend(PROMPT) == 8
 
 
-def test_keys_tell_salt_from_tokens_and_blocks_from_their_parts() -> None:
+def test_keys_are_unique_by_salt_and_tokens() -> None:
     keys = [first_key(""), first_key("a"), next_key(first_key(""), [1, 2]), next_key(first_key("a"), [1, 2])]
     keys += [next_key(next_key(first_key(""), [1]), [2]), next_key(first_key(""), [2**32 - 1])]
     assert all(a != b for a, b in itertools.combinations(keys, 2))

@@ -16,7 +16,7 @@ def filled(pool: BlockPool, n: int) -> BlockTable:
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16, 64])
-def test_kv_cache_rollback(block_size: int) -> None:
+def test_rollback_equals_never_feeding_rejected_tokens(block_size: int) -> None:
     """After a round that accepts `a` of K drafts the cache is as if only those had ever been fed."""
     pool = BlockPool(128 // block_size, block_size)
     k = 5
@@ -35,7 +35,7 @@ def test_kv_cache_rollback(block_size: int) -> None:
         pool.check_integrity()
 
 
-def test_truncation_frees_blocks_whose_first_position_is_at_or_past_the_length() -> None:
+def test_truncation_frees_blocks_past_the_length() -> None:
     pool = BlockPool(8, 4)
     table = filled(pool, 16)
     table.truncate_to(9)
@@ -46,7 +46,7 @@ def test_truncation_frees_blocks_whose_first_position_is_at_or_past_the_length()
     assert table.blocks == ()
 
 
-def test_truncation_names_an_absolute_length_within_the_entries() -> None:
+def test_truncation_takes_an_absolute_length() -> None:
     table = filled(BlockPool(4, 4), 6)
     for length in (7, -1):
         with pytest.raises(ValueError, match="cannot truncate"):
@@ -54,7 +54,7 @@ def test_truncation_names_an_absolute_length_within_the_entries() -> None:
     assert table.length == 6
 
 
-def test_naming_the_current_length_gives_the_reservation_back() -> None:
+def test_truncating_to_the_same_length_frees_the_reservation() -> None:
     pool = BlockPool(4, 4)
     table = filled(pool, 6)
     table.reserve(9)
@@ -100,7 +100,7 @@ def test_slots_follow_the_blocks() -> None:
         first.slots(0, 6)
 
 
-def test_contiguous_start() -> None:
+def test_a_contiguous_table_has_a_start() -> None:
     pool = BlockPool(8, 2)
     first = filled(pool, 2)
     assert first.contiguous_start(2) == 0
@@ -125,7 +125,7 @@ def shared(pool: BlockPool, table: BlockTable, full: int) -> BlockTable:
     return other
 
 
-def test_full_blocks_are_shared_and_each_goes_on_in_its_own() -> None:
+def test_full_blocks_are_shared_and_growth_is_separate() -> None:
     pool = BlockPool(8, 4)
     table = filled(pool, 10)
     other = shared(pool, table, 2)
@@ -141,7 +141,7 @@ def test_full_blocks_are_shared_and_each_goes_on_in_its_own() -> None:
 
 
 @pytest.mark.parametrize(("entries", "reserved"), [(3, 0), (4, 1), (0, 4)])
-def test_only_a_table_that_ends_with_its_last_block_shares(entries: int, reserved: int) -> None:
+def test_only_a_table_ending_with_a_full_block_shares(entries: int, reserved: int) -> None:
     pool = BlockPool(8, 4)
     table, other = filled(pool, 8), filled(pool, entries)
     other.reserve(reserved)
@@ -150,7 +150,7 @@ def test_only_a_table_that_ends_with_its_last_block_shares(entries: int, reserve
     assert pool.count(0) == 1
 
 
-def test_a_shared_partial_block_is_replaced_before_it_is_written() -> None:
+def test_a_shared_partial_block_is_copied_before_writing() -> None:
     """Truncating into a shared prefix leaves a shared tail; whoever writes first gets a copy."""
     pool = BlockPool(8, 4)
     table = filled(pool, 8)
@@ -175,7 +175,7 @@ def test_a_full_pool_refuses_the_copy_of_a_shared_tail() -> None:
     assert table.blocks == other.blocks == (0, 1)
 
 
-def test_a_kept_block_is_given_up_by_the_only_holder_that_writes_to_it() -> None:
+def test_the_only_holder_discards_a_kept_block_on_write() -> None:
     """Without needing another one: a sequence alone in a full pool must be able to go back."""
     pool = BlockPool(2, 4)
     given_up: list[int] = []
@@ -191,7 +191,7 @@ def test_a_kept_block_is_given_up_by_the_only_holder_that_writes_to_it() -> None
     assert (pool.is_kept(0), pool.is_kept(1)) == (True, False)
 
 
-def test_a_table_frees_itself_as_a_context() -> None:
+def test_a_table_frees_itself_as_a_context_manager() -> None:
     pool = BlockPool(4, 4)
     with filled(pool, 9) as table:
         assert (pool.used_blocks, table.pool) == (3, pool)

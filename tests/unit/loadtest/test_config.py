@@ -35,26 +35,26 @@ from paceline.loadtest.config import LoadConfig, check_request
         ("goal_e2e", -1.0),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name(field: str, value: float) -> None:
+def test_an_invalid_setting_is_refused_by_name(field: str, value: float) -> None:
     values: dict[str, Any] = {"rate": 1.0} | {field: value}
     with pytest.raises(InvalidArgumentError) as caught:
         LoadConfig(**values)
     assert caught.value.field == field
 
 
-def test_burstiness_without_a_rate_would_do_nothing_and_is_refused() -> None:
+def test_burstiness_without_a_rate_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="burstiness"):
         LoadConfig(burstiness=0.5)
     LoadConfig(burstiness=0.5, rate=1.0)
 
 
-def test_an_end_is_given_by_requests_by_duration_or_by_neither() -> None:
+def test_the_end_is_set_by_requests_or_duration() -> None:
     assert LoadConfig().most_requests == 100
     assert LoadConfig(duration=3.0).most_requests is None
     assert LoadConfig(duration=3.0, requests=7).most_requests == 7
 
 
-def test_an_open_loop_has_no_bound_unless_told() -> None:
+def test_an_open_loop_is_unbounded_by_default() -> None:
     assert LoadConfig().places == 8
     assert LoadConfig(rate=1.0).places is None
     assert LoadConfig(rate=1.0, concurrency=3).places == 3
@@ -65,14 +65,14 @@ def test_goals_are_those_that_were_set() -> None:
     assert LoadConfig(goal_ttft=0.5, goal_e2e=2.0).goals == {"ttft": 0.5, "e2e": 2.0}
 
 
-def test_several_completions_a_request_are_refused() -> None:
+def test_several_completions_per_request_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^n: "):
         check_request(LoadConfig(), SamplingParams(n=2), None)
 
 
 @pytest.mark.parametrize("mode", list(AcceptanceMode))
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_what_depends_on_the_draft_cannot_be_verified(mode: AcceptanceMode, temperature: float) -> None:
+def test_draft_dependent_modes_cannot_be_verified(mode: AcceptanceMode, temperature: float) -> None:
     config, sampling = LoadConfig(verify=3), SamplingParams(temperature=temperature)
     check_request(config, sampling, None)
     check_request(LoadConfig(), sampling, mode)
@@ -84,7 +84,7 @@ def test_what_depends_on_the_draft_cannot_be_verified(mode: AcceptanceMode, temp
     assert caught.value.field == "verify"
 
 
-def test_answers_without_a_length_cannot_be_longer_or_shorter() -> None:
+def test_a_length_spread_needs_a_length() -> None:
     config, endless = LoadConfig(length_spread=0.5), SamplingParams(max_tokens=None)
     with pytest.raises(InvalidArgumentError, match="length_spread"):
         check_request(config, endless, None)

@@ -24,7 +24,7 @@ def plan(sampling: SamplingParams = SAMPLING, **settings: Any) -> LoadPlan:
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
-def test_gaps_have_the_mean_and_the_spread_that_were_asked_for(burstiness: float) -> None:
+def test_gaps_have_the_requested_mean_and_spread(burstiness: float) -> None:
     due = [0.0, *islice(arrivals(8.0, burstiness, 3), 20_000)]
     gaps = [later - earlier for earlier, later in pairwise(due)]
     assert min(gaps) >= 0
@@ -35,12 +35,12 @@ def test_gaps_have_the_mean_and_the_spread_that_were_asked_for(burstiness: float
     assert variation == pytest.approx(burstiness**-0.5, rel=8 / len(gaps) ** 0.5 * max(1, burstiness**-0.5))
 
 
-def test_arrivals_of_a_seed_are_always_the_same() -> None:
+def test_arrivals_are_reproducible_by_seed() -> None:
     first, second, other = (list(islice(arrivals(2.0, 1.0, seed), 50)) for seed in (1, 1, 2))
     assert first == second != other
 
 
-def test_prompts_come_in_turn_and_seeds_count_up() -> None:
+def test_prompts_rotate_and_seeds_count_up() -> None:
     asks = list(plan(requests=7))
     assert [a.number for a in asks] == list(range(7))
     assert [a.prompt for a in asks] == ["a", (1, 2), "c", "a", (1, 2), "c", "a"]
@@ -50,19 +50,19 @@ def test_prompts_come_in_turn_and_seeds_count_up() -> None:
     assert {a.due for a in asks} == {None}
 
 
-def test_a_request_can_be_planned_again_by_its_number() -> None:
+def test_a_request_can_be_planned_again_by_number() -> None:
     for settings in ({}, {"prompt_tokens": 20, "length_spread": 0.5}):
         found = plan(requests=7, rate=3.0, **settings)
         assert [found.ask(planned.number, planned.due) for planned in found] == list(found)
 
 
-def test_seeds_begin_at_0_where_none_is_given_and_begin_again_behind_the_last() -> None:
+def test_seeds_begin_at_0_and_wrap_around() -> None:
     assert plan(SamplingParams()).ask(3).sampling.seed == 3
     last = plan(SamplingParams(seed=limits.MAX_SEED))
     assert [last.ask(number).sampling.seed for number in (0, 1)] == [limits.MAX_SEED, 0]
 
 
-def test_a_rate_gives_every_request_its_time() -> None:
+def test_a_rate_gives_every_request_a_due_time() -> None:
     asks = list(plan(requests=50, rate=4.0))
     assert [a.due for a in asks] == list(islice(arrivals(4.0, 1.0, 40), 50))
 
@@ -76,12 +76,12 @@ def test_nothing_is_due_after_the_duration() -> None:
     assert len(list(plan(duration=10.0, rate=20.0, requests=5))) == 5
 
 
-def test_a_closed_loop_of_a_duration_has_no_last_request() -> None:
+def test_a_closed_loop_with_a_duration_is_endless() -> None:
     asks = list(islice(plan(duration=1.0), 10_000))
     assert len(asks) == 10_000
 
 
-def test_random_prompts_have_the_length_that_was_asked_for_and_nothing_in_common() -> None:
+def test_random_prompts_have_the_length_and_no_common_prefix() -> None:
     prompts = [a.prompt for a in plan(requests=40, prompt_tokens=50)]
     assert {len(prompt) for prompt in prompts} == {50}
     assert len({prompt[:3] for prompt in prompts}) == 40
@@ -91,7 +91,7 @@ def test_random_prompts_have_the_length_that_was_asked_for_and_nothing_in_common
     assert len(token_ids) > 250
 
 
-def test_lengths_of_prompts_and_answers_are_spread_around_what_was_asked_for() -> None:
+def test_lengths_are_spread_around_the_requested_one() -> None:
     asks = list(plan(SamplingParams(max_tokens=100), requests=400, prompt_tokens=60, length_spread=0.5))
     for lengths, middle in (
         ([len(a.prompt) for a in asks], 60),
@@ -104,7 +104,7 @@ def test_lengths_of_prompts_and_answers_are_spread_around_what_was_asked_for() -
     assert min(min(len(a.prompt), a.sampling.max_tokens or 0) for a in shortest) == 1
 
 
-def test_a_line_s_own_length_is_kept() -> None:
+def test_a_lines_own_length_is_kept() -> None:
     asks = plan(requests=30, length_spread=0.9)
     assert {a.sampling.max_tokens for a in asks if a.prompt == (1, 2)} == {5}
     assert len({a.sampling.max_tokens for a in asks if a.prompt != (1, 2)}) > 3
@@ -119,7 +119,7 @@ def test_a_line_s_own_length_is_kept() -> None:
         ({"length_spread": 0.5}, {"max_tokens": limits.MAX_TOKENS}, "length_spread"),
     ],
 )
-def test_answers_that_a_request_could_not_ask_for_are_refused_by_name(
+def test_impossible_answer_lengths_are_refused_by_name(
     settings: dict[str, Any], sampling: dict[str, Any], field: str
 ) -> None:
     lines = PROMPTS if sampling.get("min_tokens") == 6 else PROMPTS[:1]
@@ -139,7 +139,7 @@ def test_answers_that_a_request_could_not_ask_for_are_refused_by_name(
         ({"prompt_tokens": 7}, PROMPTS, {"max_tokens": 100, "min_tokens": 100}),
     ],
 )
-def test_what_is_not_refused_can_be_planned(
+def test_accepted_settings_can_be_planned(
     settings: dict[str, Any], lines: list[PromptLine], sampling: dict[str, Any]
 ) -> None:
     config, params = LoadConfig(requests=300, **settings), SamplingParams(**sampling)

@@ -18,7 +18,7 @@ def file(tmp_path: Path, *lines: object) -> Path:
     return path
 
 
-def test_text_and_token_ids_with_or_without_a_length(tmp_path: Path) -> None:
+def test_prompt_lines_may_be_text_or_token_ids(tmp_path: Path) -> None:
     lines = [
         {"prompt": "a\u2028b"},
         "",
@@ -51,20 +51,18 @@ def test_text_and_token_ids_with_or_without_a_length(tmp_path: Path) -> None:
         ({"prompt": "a", "max_tokens": True}, "line 2: max_tokens: must be an integer"),
     ],
 )
-def test_a_line_that_cannot_be_sent_is_refused_with_its_number(
-    tmp_path: Path, line: object, says: str
-) -> None:
+def test_an_invalid_line_is_refused_with_its_number(tmp_path: Path, line: object, says: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         read_prompts(file(tmp_path, {"prompt": "good"}, line))
     assert says in caught.value.message
     assert caught.value.field.startswith("prompts")
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     assert read_prompts(file(tmp_path, '\ufeff{"prompt": "a"}')) == [PromptLine("a")]
 
 
-def test_files_that_are_no_prompts(tmp_path: Path) -> None:
+def test_unusable_prompt_files_are_refused(tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
     for path, says in (
@@ -77,6 +75,6 @@ def test_files_that_are_no_prompts(tmp_path: Path) -> None:
         assert caught.value.field == "prompts"
 
 
-def test_the_prompts_that_come_with_it_differ_and_have_text() -> None:
+def test_the_built_in_prompts_are_distinct_texts() -> None:
     assert len({line.prompt for line in PROMPTS}) == len(PROMPTS) > 4
     assert all(isinstance(line.prompt, str) and line.prompt for line in PROMPTS)

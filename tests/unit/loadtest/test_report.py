@@ -66,14 +66,14 @@ def test_json_has_settings_figures_and_every_request(make_report: Any, tmp_path:
     assert record["verification"] is None
 
 
-def test_json_tells_why_a_request_failed(make_report: Any, make_outcome: Any) -> None:
+def test_json_has_the_reason_of_a_failure(make_report: Any, make_outcome: Any) -> None:
     failed = make_outcome(answer=None, error=UnavailableError("the target is gone"))
     (request,) = make_report(outcomes=[failed]).to_dict()["requests"]
     assert (request["error"], request["message"]) == ("UnavailableError", "the target is gone")
     assert (request["finish_reason"], request["prompt_tokens"]) == (None, None)
 
 
-def test_the_tables_have_rates_times_and_what_drafts_did(make_report: Any) -> None:
+def test_the_tables_have_rates_times_and_draft_figures(make_report: Any) -> None:
     lines = [" ".join(line.split()) for line in printed(make_report()).splitlines()]
     for line in (
         "host:1, some-model: 2 at a time, in 2.0 s",
@@ -95,25 +95,25 @@ def test_the_tables_have_rates_times_and_what_drafts_did(make_report: Any) -> No
         (LoadConfig(rate=2.0, concurrency=3), "2 requests per second, at most 3 at a time, in"),
     ],
 )
-def test_the_heading_says_how_it_was_sent(make_report: Any, config: LoadConfig, says: str) -> None:
+def test_the_heading_describes_the_load(make_report: Any, config: LoadConfig, says: str) -> None:
     shown = printed(make_report(config=config))
     assert says in shown
     assert "longest delay after the due time" in shown
     assert "longest delay after the due time" not in printed(make_report())
 
 
-def test_streams_that_broke_are_told_once_a_request(make_report: Any, make_outcome: Any) -> None:
+def test_resumed_streams_are_counted_once_a_request(make_report: Any, make_outcome: Any) -> None:
     shown = printed(make_report(outcomes=[make_outcome(), make_outcome(1, num_resumes=3)]))
     assert "... after resuming a broken stream 1" in " ".join(shown.split())
     assert "resuming" not in printed(make_report())
 
 
-def test_goodput_is_told_with_its_goals(make_report: Any) -> None:
+def test_goodput_is_shown_with_its_goals(make_report: Any) -> None:
     config = LoadConfig(goal_ttft=0.6, goal_e2e=3.0)
     assert "of these within ttft 0.6 s, e2e 3 s" in printed(make_report(config=config))
 
 
-def test_failures_are_counted_by_name_and_told_once(make_report: Any, make_outcome: Any) -> None:
+def test_failures_are_counted_by_name(make_report: Any, make_outcome: Any) -> None:
     outcomes = [make_outcome(i, answer=None, error=UnavailableError(f"gone {i % 7}")) for i in range(20)]
     report = make_report(outcomes=outcomes)
     assert not report.sound
@@ -134,7 +134,7 @@ def test_failures_are_counted_by_name_and_told_once(make_report: Any, make_outco
         (VerifyReport(1, (), (), 1), False),
     ],
 )
-def test_answers_that_differ_are_no_sound_test(
+def test_different_answers_make_a_test_unsound(
     make_report: Any, verification: VerifyReport, sound: bool
 ) -> None:
     report = make_report(verification=verification)
@@ -146,12 +146,12 @@ def test_answers_that_differ_are_no_sound_test(
     assert ("... failed or not verified 1" in " ".join(shown.split())) is (verification.compared == 1)
 
 
-def test_a_tester_that_is_busy_itself_says_so(make_report: Any) -> None:
+def test_a_busy_load_tester_is_noted(make_report: Any) -> None:
     assert make_report().notes == []
     assert "90% of a core" in make_report(client_cpu=0.9).notes[0]
 
 
-def test_a_test_that_was_ended_early_says_so_and_what_was_not_sent(make_report: Any) -> None:
+def test_a_test_stopped_early_reports_unsent_requests(make_report: Any) -> None:
     report = make_report(stopped=True, unsent=4)
     assert report.notes == ["stopped early"]
     assert "due but not sent before the end 4" in " ".join(printed(report).split())

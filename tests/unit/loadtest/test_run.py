@@ -105,7 +105,7 @@ def stats(make_answer: Any) -> Any:
     return make_answer()
 
 
-async def test_warming_up_is_asked_for_and_not_counted(stats: Any) -> None:
+async def test_warm_up_requests_are_not_counted(stats: Any) -> None:
     client = FakeClient(stats)
     report = await a_test(client, warm_up=3).run()
     assert [asked["seed"] for asked in client.asked] == [100, 101, 102, *range(100, 106)]
@@ -114,7 +114,7 @@ async def test_warming_up_is_asked_for_and_not_counted(stats: Any) -> None:
     assert report.verification is None
 
 
-async def test_every_request_has_its_deadline_and_cold_ones_a_prefix_of_their_own(stats: Any) -> None:
+async def test_requests_have_deadlines_and_cold_ones_own_salts(stats: Any) -> None:
     cold, warm = FakeClient(stats), FakeClient(stats)
     await a_test(cold, cold_prompts=True, verify=6, timeout=3.0).run()
     await a_test(warm, timeout=3.0).run()
@@ -123,7 +123,7 @@ async def test_every_request_has_its_deadline_and_cold_ones_a_prefix_of_their_ow
     assert {asked["timeout"] for asked in [*cold.asked, *warm.asked]} == {3.0}
 
 
-async def test_random_prompts_are_cold_also_when_they_warmed_up_or_were_sent_before(stats: Any) -> None:
+async def test_random_prompts_are_always_cold(stats: Any) -> None:
     """Once: those that warmed up, and all of a test that was repeated, came from the prefix cache."""
     client = FakeClient(stats)
     for _ in range(2):
@@ -132,7 +132,7 @@ async def test_random_prompts_are_cold_also_when_they_warmed_up_or_were_sent_bef
     assert len({asked["prompt"] for asked in client.asked}) == 6
 
 
-async def test_a_rate_at_which_nothing_is_due_is_told_and_was_not_stopped(stats: Any) -> None:
+async def test_a_rate_without_due_requests_is_an_error(stats: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="duration: is too short: no request was due"):
         await a_test(FakeClient(stats), rate=1e-6, duration=0.01).run()
 
@@ -141,7 +141,7 @@ async def test_a_rate_at_which_nothing_is_due_is_told_and_was_not_stopped(stats:
 IN_A_BURST: dict[str, Any] = {"rate": 1.0, "burstiness": 0.02, "concurrency": None}
 
 
-async def test_a_rate_is_over_all_the_time_in_which_requests_could_have_come(stats: Any) -> None:
+async def test_a_rate_is_over_the_whole_duration(stats: Any) -> None:
     """Once: over the time to the last answer, though none was due for seconds after it."""
     report = await a_test(FakeClient(stats), **IN_A_BURST, requests=None, duration=4.0).run()
     assert (len(report.outcomes), report.seconds) == (6, 4.0)
@@ -149,19 +149,19 @@ async def test_a_rate_is_over_all_the_time_in_which_requests_could_have_come(sta
     assert report.client_cpu > 0
 
 
-async def test_a_rate_ends_with_the_last_answer_where_requests_ended_the_test(stats: Any) -> None:
+async def test_a_rate_by_requests_ends_with_the_last_answer(stats: Any) -> None:
     report = await a_test(FakeClient(stats), **IN_A_BURST, requests=6, duration=1000.0).run()
     assert report.seconds == max(outcome.ended for outcome in report.outcomes) < 1000
 
 
-async def test_a_rate_ends_with_the_last_answer_where_the_test_was_stopped(stats: Any) -> None:
+async def test_a_rate_of_a_stopped_test_ends_with_the_last_answer(stats: Any) -> None:
     _, report = await stopped_at(
         stats, 1 + 3, **{**IN_A_BURST, "requests": None, "duration": 1000.0, "concurrency": 2}
     )
     assert report.seconds == max(outcome.ended for outcome in report.outcomes) < 1000
 
 
-def test_answers_that_could_not_be_asked_for_are_refused_before_anything_is_sent(stats: Any) -> None:
+def test_impossible_answers_are_refused_before_sending(stats: Any) -> None:
     """Once: the request that could not be planned ended the test in its midst."""
     client = FakeClient(stats)
     with pytest.raises(InvalidArgumentError, match=r"^min_tokens: must be at most 5"):
@@ -169,7 +169,7 @@ def test_answers_that_could_not_be_asked_for_are_refused_before_anything_is_sent
     assert not client.asked
 
 
-async def test_an_answer_that_a_draft_changed_is_found(stats: Any) -> None:
+async def test_an_answer_changed_by_a_draft_is_found(stats: Any) -> None:
     client = FakeClient(stats, wrong_seed=103)
     report = await a_test(client, verify=6).run()
     assert report.verification is not None
@@ -181,9 +181,7 @@ async def test_an_answer_that_a_draft_changed_is_found(stats: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
-async def test_the_server_s_own_mode_may_be_one_that_cannot_be_verified(
-    stats: Any, mode: AcceptanceMode
-) -> None:
+async def test_an_unverifiable_server_mode_is_refused(stats: Any, mode: AcceptanceMode) -> None:
     client = FakeClient(stats, mode=mode)
     with pytest.raises(InvalidArgumentError, match="verify"):
         await a_test(client, verify=1).run()
@@ -192,7 +190,7 @@ async def test_the_server_s_own_mode_may_be_one_that_cannot_be_verified(
     assert (await a_test(FakeClient(stats, mode=mode), verify=1, temperature=0.0).run()).sound
 
 
-async def test_a_server_without_a_model_is_no_server(stats: Any) -> None:
+async def test_a_server_without_a_model_is_an_error(stats: Any) -> None:
     with pytest.raises(UnavailableError, match="no model"):
         await a_test(FakeClient(stats, models_offered=())).run()
 
@@ -207,7 +205,7 @@ async def stopped_at(stats: Any, number: int, **settings: Any) -> tuple[FakeClie
     return client, await test.run()
 
 
-async def test_a_test_that_is_stopped_reports_what_was_sent(stats: Any) -> None:
+async def test_a_stopped_test_reports_what_was_sent(stats: Any) -> None:
     client, report = await stopped_at(stats, 3, verify=6)
     assert len(client.asked) == 1 + 3
     assert report.stopped
@@ -217,14 +215,14 @@ async def test_a_test_that_is_stopped_reports_what_was_sent(stats: Any) -> None:
     assert not report.sound
 
 
-async def test_a_test_that_is_stopped_while_it_asks_again_says_how_far_it_came(stats: Any) -> None:
+async def test_a_test_stopped_while_verifying_reports_progress(stats: Any) -> None:
     _, report = await stopped_at(stats, 1 + 6 + 1, verify=6)
     assert report.stopped
     assert report.verification is not None
     assert (report.verification.compared, report.verification.unasked) == (2, 4)
 
 
-async def test_nothing_is_reported_of_a_test_that_was_stopped_while_it_warmed_up(stats: Any) -> None:
+async def test_a_test_stopped_during_warm_up_reports_nothing(stats: Any) -> None:
     """Once: all that was to warm up was sent first."""
     client = FakeClient(stats, on_call=lambda asked: test.stop() if asked == 1 else None)
     test = a_test(client, warm_up=50)
@@ -233,7 +231,7 @@ async def test_nothing_is_reported_of_a_test_that_was_stopped_while_it_warmed_up
     assert len(client.asked) == 2
 
 
-async def test_a_test_that_is_cut_waits_for_nothing(stats: Any) -> None:
+async def test_a_test_cut_short_waits_for_nothing(stats: Any) -> None:
     """Once: a request that hung kept the test from ever reporting anything."""
     client = FakeClient(stats, hangs=True, on_call=lambda asked: test.cut() if asked == 2 else None)
     test = a_test(client)

@@ -95,7 +95,7 @@ def asks(most: int, due: Callable[[int], float | None] = lambda _number: None) -
     return [Ask(i, due(i), (i,), SamplingParams(seed=i)) for i in range(most)]
 
 
-async def test_a_closed_loop_keeps_its_places_busy_and_sends_everything_once() -> None:
+async def test_a_closed_loop_keeps_its_places_busy() -> None:
     client = FakeClient(a_turn)
     run = load(client)
     await run.closed(iter(asks(17)), 3, None)
@@ -105,7 +105,7 @@ async def test_a_closed_loop_keeps_its_places_busy_and_sends_everything_once() -
     assert run.running == run.failed == 0
 
 
-async def test_a_request_is_sent_with_all_its_settings_and_what_came_is_noted() -> None:
+async def test_a_request_is_sent_and_its_answer_recorded() -> None:
     client = FakeClient(a_turn)
     run = load(client)
     (only,) = asks(1)
@@ -126,7 +126,7 @@ async def test_a_request_is_sent_with_all_its_settings_and_what_came_is_noted() 
     assert (outcome.answer.prompt_tokens, outcome.answer.token_ids) == (4, (7, 7))
 
 
-async def test_tokens_are_kept_only_where_they_are_compared() -> None:
+async def test_tokens_are_kept_only_for_comparison() -> None:
     outcome = await load(FakeClient(a_turn), keep_tokens=False).send(asks(1)[0])
     assert outcome.answer is not None
     assert outcome.answer.token_ids == ()
@@ -145,7 +145,7 @@ async def test_a_closed_loop_begins_nothing_after_its_duration() -> None:
     assert run.outcomes[1].ttft == 1.0
 
 
-async def test_an_open_loop_waits_for_nobody() -> None:
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
     """The first ends when the last has begun: a loop that waited for an answer would wait for ever."""
     begun = asyncio.Event()
 
@@ -160,7 +160,7 @@ async def test_an_open_loop_waits_for_nobody() -> None:
     assert all(outcome.sent >= outcome.due for outcome in run.outcomes)
 
 
-async def test_what_waits_for_a_place_is_late() -> None:
+async def test_a_request_waiting_for_a_place_is_late() -> None:
     clock = ManualClock()
     client = FakeClient(two_seconds_of(clock))
     run = load(client, clock=clock)
@@ -171,7 +171,7 @@ async def test_what_waits_for_a_place_is_late() -> None:
     assert [outcome.ttft for outcome in run.outcomes] == [2.0, 6.0, 10.0]
 
 
-async def test_a_loop_that_is_behind_still_lets_answers_come() -> None:
+async def test_a_late_loop_still_receives_answers() -> None:
     """Once: requests all of which are due at once were begun before any of them could run."""
     ended_while_sending = []
 
@@ -185,7 +185,7 @@ async def test_a_loop_that_is_behind_still_lets_answers_come() -> None:
 
 
 @pytest.mark.parametrize("rate", [True, False])
-async def test_a_load_that_is_stopped_waits_for_what_runs(rate: bool) -> None:
+async def test_a_stopped_load_waits_for_running_requests(rate: bool) -> None:
     stopped = asyncio.Event()
 
     async def stop_at_the_third(number: int) -> None:
@@ -202,7 +202,7 @@ async def test_a_load_that_is_stopped_waits_for_what_runs(rate: bool) -> None:
     assert all(outcome.answer for outcome in run.outcomes)
 
 
-async def test_what_waits_for_a_place_when_it_is_stopped_is_not_sent() -> None:
+async def test_a_waiting_request_is_not_sent_after_a_stop() -> None:
     stopped = asyncio.Event()
 
     async def stop(_number: int) -> None:
@@ -214,7 +214,7 @@ async def test_what_waits_for_a_place_when_it_is_stopped_is_not_sent() -> None:
     assert len(client.asked) == 1
 
 
-async def test_a_failure_is_an_outcome_with_the_tokens_that_came() -> None:
+async def test_a_failure_is_recorded_with_its_tokens() -> None:
     error = ResourceExhaustedError("full", retry_after=0.001)
     run = load(FakeClient(a_turn, lambda number: error if number == 1 else None))
     await run.closed(iter(asks(3)), 1, None)
@@ -225,14 +225,14 @@ async def test_a_failure_is_an_outcome_with_the_tokens_that_came() -> None:
 
 
 @pytest.mark.parametrize("rate", [True, False])
-async def test_an_error_that_is_nobody_s_answer_ends_the_load(rate: bool) -> None:
+async def test_an_unexpected_error_ends_the_load(rate: bool) -> None:
     run = load(FakeClient(a_turn, lambda _number: ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         await (run.open(iter(asks(3, lambda _i: 0.0)), 1, None) if rate else run.closed(asks(3), 1, None))
 
 
 @pytest.mark.parametrize("rate", [True, False])
-async def test_a_request_that_cannot_be_planned_ends_the_load_with_its_own_error(rate: bool) -> None:
+async def test_an_unplannable_request_ends_the_load(rate: bool) -> None:
     """Once: a group of errors, which no caller knew how to tell."""
 
     def planned() -> Iterator[Ask]:
@@ -256,7 +256,7 @@ def test_a_client_of_a_closed_loop_pauses_after_a_failure(error: PacelineError, 
     assert _pause_after(error) == pause
 
 
-async def test_what_waits_for_a_place_at_the_end_of_the_duration_is_counted_and_not_sent() -> None:
+async def test_requests_waiting_at_the_end_are_counted_unsent() -> None:
     """Once: all that was due by then was sent however long that took."""
     clock = ManualClock()
     client = FakeClient(two_seconds_of(clock))
@@ -273,7 +273,7 @@ async def test_a_pause_after_a_failure_ends_with_the_duration() -> None:
     assert len(run.outcomes) == 1
 
 
-async def test_an_error_that_is_kept_holds_nothing_of_its_stream() -> None:
+async def test_a_kept_error_does_not_hold_its_stream() -> None:
     """Once: its traceback held the stream with all that had come."""
 
     def fails(_number: int) -> Exception:

@@ -13,7 +13,7 @@ from paceline.core.errors import ResourceExhaustedError, UnavailableError
 from paceline.loadtest.summary import Latency, Summary, most_at_a_time, summary
 
 
-def test_times_of_one_request_begin_when_it_was_due(make_outcome: Any) -> None:
+def test_times_of_a_request_begin_when_it_was_due(make_outcome: Any) -> None:
     one = make_outcome(due=3.0)
     assert one.completion_tokens == 6
     assert one.ttft == pytest.approx(0.5)
@@ -22,14 +22,14 @@ def test_times_of_one_request_begin_when_it_was_due(make_outcome: Any) -> None:
     assert one.e2e == pytest.approx(1.1)
 
 
-def test_what_did_not_come_has_no_time(make_outcome: Any) -> None:
+def test_missing_tokens_have_no_times(make_outcome: Any) -> None:
     none = make_outcome(times=(), counts=())
     assert (none.ttft, none.tpot, none.gaps) == (None, None, ())
     at_once = make_outcome(times=(0.5,), counts=(4,))
     assert (at_once.ttft, at_once.tpot, at_once.gaps) == (0.5, None, ())
 
 
-def test_goals_are_met_by_whole_answers_within_all_of_them(make_outcome: Any) -> None:
+def test_a_complete_answer_within_all_goals_meets_them(make_outcome: Any) -> None:
     one = make_outcome()
     assert one.meets({"ttft": 0.5, "tpot": 0.1, "e2e": 1.1})
     for goals in ({"ttft": 0.49}, {"tpot": 0.09}, {"e2e": 1.0}, {"ttft": 0.5, "e2e": 1.0}):
@@ -47,7 +47,7 @@ def of_three(make_outcome: Any, goals: dict[str, float] | None = None) -> Summar
     return summary(outcomes, 4.0, goals or {})
 
 
-def test_rates_are_of_the_requests_that_finished(make_outcome: Any) -> None:
+def test_rates_are_of_finished_requests(make_outcome: Any) -> None:
     found = of_three(make_outcome)
     assert (found.requests, found.finished, dict(found.failed)) == (3, 2, {"ResourceExhaustedError": 1})
     assert found.requests_per_second == 2 / 4
@@ -60,7 +60,7 @@ def test_rates_are_of_the_requests_that_finished(make_outcome: Any) -> None:
     assert summary([make_outcome()], 4.0, {}, unsent=3).unsent == 3
 
 
-def test_goodput_counts_what_met_the_goals(make_outcome: Any) -> None:
+def test_goodput_counts_requests_meeting_the_goals(make_outcome: Any) -> None:
     assert of_three(make_outcome, {"e2e": 1.2}).goodput == 2 / 4
     assert of_three(make_outcome, {"e2e": 1.0}).goodput == 0
 
@@ -76,7 +76,7 @@ def test_mean_acceptance_length_is_weighted_by_rounds(make_outcome: Any) -> None
     assert found.mean_acceptance_length == (2 * 2.5 + 6 * 4.0) / 8
 
 
-def test_what_drafts_did_is_summed_over_requests(make_outcome: Any) -> None:
+def test_draft_figures_are_summed_over_requests(make_outcome: Any) -> None:
     found = of_three(make_outcome).speculation
     assert (found.num_rounds, found.num_spec_steps, found.num_draft_tokens) == (6, 4, 8)
     assert found.draft_acceptance_rate == 6 / 8
@@ -89,7 +89,7 @@ def test_what_drafts_did_is_summed_over_requests(make_outcome: Any) -> None:
     assert found.seconds_per_round.total == pytest.approx(0.4)
 
 
-def test_a_coordinator_may_have_counted_half_of_a_resumed_request(make_outcome: Any) -> None:
+def test_counts_of_partly_counted_requests_stay_consistent(make_outcome: Any) -> None:
     """Once: all of its tokens were divided by the rounds after the restart."""
     found = summary([make_outcome(), make_outcome(1, num_resumes=2)], 4.0, {})
     assert (found.num_resumes, found.completion_tokens) == (2, 12)
@@ -97,7 +97,7 @@ def test_a_coordinator_may_have_counted_half_of_a_resumed_request(make_outcome: 
     assert found.speculation.tokens_per_round == 6 / 3
 
 
-def test_streams_that_went_on_are_those_that_came_to_their_end(make_outcome: Any) -> None:
+def test_resumed_counts_finished_requests_only(make_outcome: Any) -> None:
     """Once: every resume was one of them, and those of a request that failed as well."""
     gone = make_outcome(2, num_resumes=5, answer=None, error=UnavailableError("gone"))
     found = summary([make_outcome(), make_outcome(1, num_resumes=3), gone], 4.0, {})
@@ -122,7 +122,7 @@ def test_a_load_of_failures_has_no_times(make_outcome: Any) -> None:
     assert found.completion_tokens_per_second == 0
 
 
-def test_percentiles_lie_on_the_line_between_two_values() -> None:
+def test_percentiles_are_interpolated() -> None:
     found = Latency.of([float(value) for value in range(101)])
     assert found == Latency(50.0, 50.0, 90.0, 95.0, 99.0, 100.0)
     assert Latency.of([1.0, 3.0]) == pytest.approx(Latency(2.0, 2.0, 2.8, 2.9, 2.98, 3.0))
@@ -136,6 +136,6 @@ spans = st.lists(
 
 
 @given(spans)
-def test_the_most_at_a_time_is_what_counting_at_every_moment_says(found: list[tuple[int, int]]) -> None:
+def test_the_peak_concurrency_equals_a_slow_count(found: list[tuple[int, int]]) -> None:
     slowly = max((sum(begin <= now < end for begin, end in found) for now in range(20)), default=0)
     assert most_at_a_time(found) == slowly

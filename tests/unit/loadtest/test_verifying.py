@@ -18,7 +18,7 @@ def test_answers_are_chosen_evenly_and_once(make_outcome: Any, most: int, number
     assert [one.number for one in chosen(outcomes, 99)] == list(range(10))
 
 
-def test_failed_ones_are_not_asked_for_again(make_outcome: Any) -> None:
+def test_failed_requests_are_not_compared(make_outcome: Any) -> None:
     failed = make_outcome(0, answer=None, error=UnavailableError("gone"))
     assert chosen([failed], 3) == []
     assert chosen([failed, make_outcome(1)], 3) == [make_outcome(1)]
@@ -31,7 +31,7 @@ def test_without_a_draft_all_else_is_the_same() -> None:
     )
 
 
-def test_the_first_token_that_differs_is_told(make_outcome: Any, make_answer: Any) -> None:
+def test_the_first_differing_token_is_reported(make_outcome: Any, make_answer: Any) -> None:
     answers = [(1, 2, 3), (1, 9, 3), (1, 2), (1, 2, 3, 4), (1, 2, 3)]
     first = [make_outcome(number, answer=make_answer(token_ids=(1, 2, 3))) for number in range(5)]
     again = [make_outcome(number, answer=make_answer(token_ids=ids)) for number, ids in enumerate(answers)]
@@ -42,7 +42,7 @@ def test_the_first_token_that_differs_is_told(make_outcome: Any, make_answer: An
     assert not found.sound
 
 
-def test_a_test_that_was_stopped_has_compared_less(make_outcome: Any) -> None:
+def test_a_stopped_verification_compares_fewer(make_outcome: Any) -> None:
     first = [make_outcome(number) for number in range(3)]
     assert compared(first, first) == VerifyReport(3, (), (), 0)
     assert compared(first, first).sound

@@ -37,7 +37,7 @@ def all_enums(file: descriptor_pb2.FileDescriptorProto) -> list[descriptor_pb2.E
     return found
 
 
-def test_what_is_installed_may_be_as_old_as_the_stubs_allow_and_no_older() -> None:
+def test_dependency_bounds_match_the_stubs() -> None:
     """They refuse older libraries when they are imported, which an installation must rule out."""
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [needed["dependencies"], *needed["optional-dependencies"].values()]
@@ -94,7 +94,7 @@ def test_package_matches_directory(name: str) -> None:
 
 
 @each_file
-def test_file_and_syntax(name: str) -> None:
+def test_files_are_proto3_without_public_imports(name: str) -> None:
     """FILE_LOWER_SNAKE_CASE, SYNTAX_SPECIFIED, and no public or weak imports."""
     file = parsed(name)
     assert re.fullmatch(r"[a-z][a-z0-9_]*\.proto", Path(name).name)
@@ -123,7 +123,7 @@ def test_enums_have_prefixes_and_an_unspecified_zero(name: str) -> None:
         assert len({value.number for value in enum.value}) == len(enum.value)
 
 
-def test_every_rpc_has_request_and_response_types_of_its_own() -> None:
+def test_every_rpc_has_its_own_request_and_response() -> None:
     """RPC_REQUEST_RESPONSE_UNIQUE, RPC_REQUEST_STANDARD_NAME, RPC_RESPONSE_STANDARD_NAME."""
     used: Counter[str] = Counter()
     for name in NAMES:

@@ -42,7 +42,7 @@ async def is_answered(address: str) -> bool:
 
 
 @pytest.mark.parametrize("path", [NO_TEXT, b"/\x80", b"\xc3\x28/x", b"/grpc.health.v1.Health/\xff", b"/a/b"])
-async def test_a_name_that_is_no_text_is_that_of_an_unknown_method(path: bytes) -> None:
+async def test_an_undecodable_method_name_is_unimplemented(path: bytes) -> None:
     """Once: nobody was answered any more after it, and the process lived on."""
     watched = Watched()
     server = Server("target", "127.0.0.1", 0, interceptors=[watched])
@@ -60,11 +60,11 @@ async def test_a_name_that_is_no_text_is_that_of_an_unknown_method(path: bytes) 
     assert not takes_calls(server.grpc)
 
 
-def test_the_version_that_is_tested_is_one_that_is_known() -> None:
+def test_the_tested_grpc_version_is_known() -> None:
     assert grpc.__version__.startswith(KNOWN_VERSIONS), "look at accepting.py with this version's sources"
 
 
-async def test_with_another_version_the_server_is_grpc_s_own(
+async def test_an_unknown_grpc_version_is_left_unpatched(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(grpc, "__version__", "1.86.0")
@@ -76,7 +76,7 @@ async def test_with_another_version_the_server_is_grpc_s_own(
     await server.grpc.stop(None)
 
 
-async def test_a_call_that_runs_outlasts_such_a_name() -> None:
+async def test_a_running_call_survives_an_undecodable_name() -> None:
     server = Server("target", "127.0.0.1", 0)
     await server.start()
     async with asyncio.timeout(HANG), grpc.aio.insecure_channel(server.address) as channel:
@@ -94,7 +94,7 @@ async def drained() -> None:
     """Nothing runs."""
 
 
-async def test_a_process_whose_server_takes_no_calls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_accepts_no_calls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ended it: here what does end gRPC's own."""
     monkeypatch.setattr(module, "HEARING_SECONDS", 0.01)
     monkeypatch.setattr(
@@ -112,7 +112,7 @@ async def test_a_process_whose_server_takes_no_calls_ends(monkeypatch: pytest.Mo
     assert server.abandoned
 
 
-async def test_who_is_asked_to_stop_has_not_gone_deaf() -> None:
+async def test_a_stopping_server_is_not_taken_for_deaf() -> None:
     server = Server("target", "127.0.0.1", 0)
     await server.start()
     serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drained))

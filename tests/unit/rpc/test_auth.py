@@ -32,7 +32,7 @@ ALLOWED = {
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("server", ALLOWED)
-def test_every_method_needs_a_role_that_may_call_it(server: str, method: str) -> None:
+def test_every_method_requires_an_allowed_role(server: str, method: str) -> None:
     for role in PeerRole:
         if role in ALLOWED[server]:
             check_call(server, ["host.example", role.dns_name], method)
@@ -60,11 +60,11 @@ def test_health_needs_no_role(server: str, method: str) -> None:
     "method",
     [*METHODS, "/health/", "/healthz", "/v1/health", "/ping/", "/pings", "/grpc.health.v1.Healthy/Check"],
 )
-def test_nothing_else_is_open(method: str) -> None:
+def test_only_health_is_open(method: str) -> None:
     assert not is_open(method)
 
 
-def test_roles_are_named_in_full_in_any_case() -> None:
+def test_roles_are_full_names_in_any_case() -> None:
     assert roles_of(["Coordinator.Paceline.Internal", "draft.paceline.internal"]) == {
         PeerRole.COORDINATOR,
         PeerRole.DRAFT,
@@ -81,7 +81,7 @@ def test_roles_are_named_in_full_in_any_case() -> None:
         ({"tls_certificate": "c", "tls_key": "k", "tls_ca": "a", "local_socket": "s"}, "local_socket"),
     ],
 )
-def test_a_worker_has_all_of_tls_or_none(values: dict[str, str], field: str) -> None:
+def test_a_worker_needs_all_tls_files_or_none(values: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidArgumentError) as failure:
         TargetConfig(model="m", **values)
     assert failure.value.field == field
@@ -99,7 +99,7 @@ def test_a_worker_has_all_of_tls_or_none(values: dict[str, str], field: str) -> 
         ({"max_request_seconds": 0.0}, "max_request_seconds"),
     ],
 )
-def test_a_coordinator_has_each_tls_as_a_whole(values: dict[str, str], field: str) -> None:
+def test_a_coordinator_needs_each_tls_set_whole(values: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidArgumentError) as failure:
         CoordinatorConfig(targets=("a:1",), tokenizer="t", **values)  # type: ignore[arg-type]
     assert failure.value.field == field

@@ -18,7 +18,7 @@ MOST = 2
 OPTION = "grpc.max_concurrent_streams"
 
 
-async def test_one_call_more_than_the_bound_waits_at_its_sender() -> None:
+async def test_a_call_over_the_bound_waits_at_the_client() -> None:
     assert client_port(1, 1.0).options[OPTION] == limits.MAX_CALLS_PER_CLIENT_CONNECTION
     # The same, with a bound that a test can reach.
     server = Server("coordinator", "127.0.0.1", 0, bounds=replace(client_port(10, 60.0), calls=MOST))

@@ -30,7 +30,7 @@ def certificate(end: datetime) -> bytes:
 
 
 @pytest.mark.parametrize("year", [1951, 2031, 2049, 2050, 2061])
-def test_end_is_read_in_both_forms_of_time(year: int) -> None:
+def test_the_end_is_read_in_both_time_formats(year: int) -> None:
     """From 2050 on a certificate has four digits for the year."""
     end = END.replace(year=year)
     assert ends(certificate(end)) == [end]
@@ -50,7 +50,7 @@ def test_every_certificate_of_a_file_is_read() -> None:
         b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----",
     ],
 )
-def test_what_is_no_certificate_has_no_end(content: bytes) -> None:
+def test_invalid_content_has_no_end(content: bytes) -> None:
     assert ends(content) == []
 
 
@@ -95,7 +95,9 @@ def test_each_warning_is_written_once(folder: Path, caplog: pytest.LogCaptureFix
     assert told == [[], ["WARNING"], [], ["WARNING"], [], ["WARNING"], [], ["ERROR"], []]
 
 
-def test_start_warns_of_what_has_expired(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_starting_with_an_expired_certificate_is_logged(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     expiry(folder, Clock(-3), "worker_tls").check()
     (record,) = caplog.records
     assert record.levelname == "ERROR"
@@ -104,14 +106,14 @@ def test_start_warns_of_what_has_expired(folder: Path, caplog: pytest.LogCapture
     assert "2031-05-07 12:30 UTC" in record.getMessage()
 
 
-def test_start_warns_once_of_what_ends_soon(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_starting_near_the_end_is_warned_of_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     expiry(folder, Clock(0.5)).check()
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "tls_certificate expires in 0.5 days"
     ]
 
 
-def test_renewed_certificate_is_warned_of_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_renewed_certificate_is_warned_of_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock(5)
     of = expiry(folder, clock)
     of.check()
@@ -124,14 +126,14 @@ def test_renewed_certificate_is_warned_of_anew(folder: Path, caplog: pytest.LogC
     assert len(caplog.records) == 2
 
 
-def test_days_left_are_told_by_setting(folder: Path) -> None:
+def test_days_left_are_given_by_setting(folder: Path) -> None:
     of = expiry(folder, Clock(2.5))
     assert of.days_left() == {}
     of.check()
     assert of.days_left() == {"tls_certificate": 2.5, "tls_ca": 1002.5}
 
 
-def test_chain_ends_with_its_first_and_authorities_with_their_last(folder: Path) -> None:
+def test_chains_end_with_the_first_and_authorities_with_the_last(folder: Path) -> None:
     both = certificate(END + DAY) + certificate(END + 9 * DAY)
     for name in ("c.pem", "ca.pem"):
         (folder / name).write_bytes(both)
@@ -140,7 +142,7 @@ def test_chain_ends_with_its_first_and_authorities_with_their_last(folder: Path)
     assert of.days_left() == {"tls_certificate": 1.0, "tls_ca": 9.0}
 
 
-def test_file_that_is_gone_keeps_its_end(folder: Path) -> None:
+def test_a_removed_file_keeps_its_end(folder: Path) -> None:
     of = expiry(folder, Clock(2))
     of.check()
     (folder / "c.pem").unlink()

@@ -69,7 +69,7 @@ def files(folder: Path, key: Any) -> Tls:
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_key_that_grpc_cannot_use_is_named(kind: str, tmp_path: Path) -> None:
+def test_a_key_unsupported_by_grpc_is_named(kind: str, tmp_path: Path) -> None:
     """Once: the process started, and nobody reached it."""
     with pytest.raises(InvalidArgumentError) as caught:
         check_files(files(tmp_path, BAD[kind]()), "worker_tls")
@@ -78,7 +78,7 @@ def test_a_key_that_grpc_cannot_use_is_named(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", GOOD)
-async def test_a_key_that_is_let_through_can_be_used(kind: str, tmp_path: Path) -> None:
+async def test_an_accepted_key_works(kind: str, tmp_path: Path) -> None:
     tls = files(tmp_path, GOOD[kind]())
     server = Server("coordinator", "127.0.0.1", 0, tls=tls)
     await server.start()
@@ -91,7 +91,7 @@ async def test_a_key_that_is_let_through_can_be_used(kind: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["P-521", "Ed25519"])
-async def test_a_key_that_is_refused_cannot_be_used(kind: str) -> None:
+async def test_a_refused_key_does_not_work(kind: str) -> None:
     """By two processes of gRPC's own: a version of it that can is a reason to let it through."""
     key = BAD[kind]()
     certificate = certificate_of(key)
@@ -108,13 +108,13 @@ async def test_a_key_that_is_refused_cannot_be_used(kind: str) -> None:
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_the_first_certificate_of_a_file_is_the_process_s_own() -> None:
+def test_only_a_files_first_certificate_is_checked() -> None:
     good, bad = certificate_of(GOOD["P-256"]()), certificate_of(BAD["Ed25519"]())
     assert unusable_kind(b"# a chain\n" + good + bad) is None
     assert unusable_kind(bad + good) == "Ed25519"
 
 
-def test_what_is_no_certificate_is_not_judged() -> None:
+def test_invalid_certificates_are_not_judged() -> None:
     whole = certificate_of(BAD["Ed25519"]())
     for pem in (b"", b"text", whole[:-30], whole.replace(b"M", b"!", 9)):
         assert unusable_kind(pem) is None

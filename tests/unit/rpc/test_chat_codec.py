@@ -16,7 +16,7 @@ MESSAGES = [{"role": "user", "content": "é", "name": "ann"}, {"role": "assistan
 
 
 @pytest.mark.parametrize("opens", [None, True, False])
-def test_a_conversation_arrives_as_it_was_sent(opens: bool | None) -> None:
+def test_a_conversation_round_trips(opens: bool | None) -> None:
     call = ChatCall(MESSAGES, opens, True, {"a": [1, None]})
     assert chat_from_proto(chat_to_proto(call)) == call
 
@@ -41,7 +41,7 @@ def message(role: str = "user", content: str = "x") -> pb.ChatMessage:
         ),
     ],
 )
-def test_what_cannot_be_rendered_is_named(values: dict[str, Any], field: str) -> None:
+def test_an_unrenderable_conversation_is_named(values: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         chat_from_proto(pb.ApplyChatTemplateRequest(**values))
     assert caught.value.field == field

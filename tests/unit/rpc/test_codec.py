@@ -90,12 +90,12 @@ def test_sampling_out_of_range_names_its_field(fields: dict[str, Any], name: str
         assert caught.value.field == name
 
 
-def test_what_is_unset_takes_the_documented_default() -> None:
+def test_unset_fields_have_the_documented_defaults() -> None:
     assert codec.sampling_from_proto(common_pb2.SamplingParams()) == SamplingParams()
     assert codec.generate_request_from_proto(request()).sampling == SamplingParams()
 
 
-def test_what_is_zero_is_not_what_is_unset() -> None:
+def test_zero_differs_from_unset() -> None:
     params = codec.sampling_from_proto(sampling_fields(temperature=0, seed=0, min_p=0))
     assert params.greedy
     assert params.seed == 0
@@ -107,7 +107,7 @@ def test_every_field_of_the_message_is_read() -> None:
     assert names == set(SamplingParams.__dataclass_fields__)
 
 
-def test_unlimited_max_tokens() -> None:
+def test_unlimited_max_tokens_round_trips() -> None:
     message = codec.sampling_to_proto(SamplingParams(max_tokens=None))
     assert message.max_tokens == codec.UNLIMITED_MAX_TOKENS
     assert codec.sampling_from_proto(message).max_tokens is None
@@ -126,7 +126,7 @@ def test_unlimited_max_tokens() -> None:
         ({"allowed_token_ids": (2**32,)}, "allowed_token_ids"),
     ],
 )
-def test_what_the_wire_cannot_hold_names_its_field(values: dict[str, Any], name: str) -> None:
+def test_values_the_wire_cannot_hold_are_named(values: dict[str, Any], name: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         codec.sampling_to_proto(SamplingParams(**values))
     assert caught.value.field == name
@@ -187,7 +187,7 @@ def test_unknown_fields_are_refused_with_their_number(
     assert caught.value.field == name
 
 
-def test_answers_may_grow() -> None:
+def test_unknown_fields_in_answers_are_ignored() -> None:
     """A newer worker's additional field in an answer is not the coordinator's problem."""
     verdict = target_pb2.Verdict(num_accepted=0, token_ids=[5], num_computed_tokens=3)
     assert codec.verdict_from_proto(with_unknown_field(verdict, 100)).token_ids == (5,)  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ def test_speculation_out_of_range_names_its_field(fields: dict[str, Any], name: 
     assert caught.value.field == name
 
 
-def test_no_drafting_is_not_the_servers_setting() -> None:
+def test_k_zero_differs_from_the_servers_setting() -> None:
     unset = codec.speculation_from_proto(generation_pb2.SpeculationParams())
     zero = codec.speculation_from_proto(generation_pb2.SpeculationParams(num_speculative_tokens=0))
     assert unset == SpeculationParams()
@@ -231,13 +231,13 @@ def test_no_drafting_is_not_the_servers_setting() -> None:
         ),
     ],
 )
-def test_requests_that_cannot_be_honoured(message: Any, name: str) -> None:
+def test_invalid_requests_are_refused_by_field(message: Any, name: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         codec.generate_request_from_proto(message)
     assert caught.value.field == name
 
 
-def test_a_text_that_is_empty_is_judged_by_the_tokens_it_has() -> None:
+def test_an_empty_text_is_left_to_the_tokenizer() -> None:
     """A tokenizer may put one in front of every text."""
     assert codec.generate_request_from_proto(request(text="")).prompt == ""
 
@@ -331,7 +331,7 @@ def test_the_largest_proposal_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(("accepted", "token_ids"), [(0, []), (1, [5]), (0, [5, 6]), (2**32 - 1, [5])])
-def test_verdicts_whose_counts_disagree_are_refused(accepted: int, token_ids: list[int]) -> None:
+def test_verdicts_with_contradictory_counts_are_refused(accepted: int, token_ids: list[int]) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         codec.verdict_from_proto(target_pb2.Verdict(num_accepted=accepted, token_ids=token_ids))
     assert caught.value.field == "verdict.token_ids"
@@ -341,7 +341,7 @@ def test_verdicts_whose_counts_disagree_are_refused(accepted: int, token_ids: li
     "parse", [codec.mode_from_proto, codec.origin_from_proto, codec.finish_reason_from_proto]
 )
 @pytest.mark.parametrize("number", [-1, 0, 99])
-def test_numbers_without_a_name_are_refused(parse: Any, number: int) -> None:
+def test_unknown_enum_numbers_are_refused(parse: Any, number: int) -> None:
     with pytest.raises(InvalidArgumentError, match=str(number)):
         parse(number)
 
@@ -368,13 +368,15 @@ def call(prompt: Any = (1, 2), **sampling: Any) -> codec.GenerateCall:
         (call("x", max_tokens=None, min_tokens=33), 32, "min_tokens"),
     ],
 )
-def test_what_only_the_model_can_judge(made: codec.GenerateCall, prompt_length: int, field: str) -> None:
+def test_requests_beyond_the_model_are_refused_by_field(
+    made: codec.GenerateCall, prompt_length: int, field: str
+) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         codec.check_against_model(made, prompt_length, vocabulary_size=256, max_model_len=64)
     assert caught.value.field == field
 
 
-def test_what_just_fits_the_model() -> None:
+def test_requests_just_within_the_model_pass() -> None:
     made = call((255,), max_tokens=63, stop_token_ids=(255,), logit_bias={255: 1.0})
     codec.check_against_model(made, 1, vocabulary_size=256, max_model_len=64)
     codec.check_against_model(call("x", max_tokens=None), 63, vocabulary_size=256, max_model_len=64)
@@ -382,7 +384,7 @@ def test_what_just_fits_the_model() -> None:
     codec.check_against_model(least, 32, vocabulary_size=256, max_model_len=64)
 
 
-def test_text_that_no_wire_can_carry() -> None:
+def test_unencodable_text_is_refused_by_field() -> None:
     for made, field in (
         (codec.GenerateCall("", "\ud800", SamplingParams(), SpeculationParams()), "prompt"),
         (codec.GenerateCall("\ud800", "x", SamplingParams(), SpeculationParams()), "request_id"),

@@ -30,12 +30,12 @@ SECONDS = 20.0
         ("dns:///paceline.example:50", False),
     ],
 )
-def test_loopback_never_goes_through_a_proxy(address: str, loopback: bool) -> None:
+def test_loopback_never_uses_a_proxy(address: str, loopback: bool) -> None:
     for tls in (None, Tls()):
         assert (("grpc.enable_http_proxy", 0) in _options(address, (), tls)) == loopback
 
 
-def test_a_name_to_expect_and_what_was_asked_for_are_kept() -> None:
+def test_server_name_and_given_options_are_kept() -> None:
     options = _options("127.0.0.1:50", (("grpc.keepalive_time_ms", 5),), Tls(server_name="other"))
     assert {"grpc.keepalive_time_ms": 5, "grpc.ssl_target_name_override": "other"}.items() <= dict(
         options
@@ -59,13 +59,13 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.stop(None).wait()
 
 
-def test_a_process_on_this_machine_is_reached_whatever_the_proxy(address: str) -> None:
+def test_local_processes_are_reached_despite_a_proxy(address: str) -> None:
     with open_channel(address, (), None) as channel:
         answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_so_it_is_from_an_event_loop(address: str) -> None:
+async def test_local_processes_are_reached_from_an_event_loop(address: str) -> None:
     async with open_aio_channel(address, (), None) as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=SECONDS
@@ -77,7 +77,7 @@ async def test_so_it_is_from_an_event_loop(address: str) -> None:
     ("files", "field"),
     [(("certificate", "key"), "worker_tls_certificate"), (("ca",), "worker_tls_ca")],
 )
-def test_a_file_that_is_gone_once_it_was_read_is_named(
+def test_a_file_removed_after_reading_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], field: str
 ) -> None:
     """As a certificate that is being replaced."""

@@ -16,9 +16,7 @@ LENGTHS = st.lists(st.integers(1, limits.MAX_SEQUENCE_ID_CHARACTERS), min_size=1
 
 @given(LENGTHS, st.integers(1, 400), st.integers(1, 10))
 @settings(max_examples=200, deadline=None)
-def test_all_of_them_arrive_in_order_and_no_message_is_too_long(
-    lengths: list[int], most_bytes: int, most: int
-) -> None:
+def test_commands_arrive_in_order_in_bounded_messages(lengths: list[int], most_bytes: int, most: int) -> None:
     commands = [CloseSequence("x" * length, i) for i, length in enumerate(lengths)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "MAX_MESSAGE_BYTES", most_bytes)
@@ -30,7 +28,7 @@ def test_all_of_them_arrive_in_order_and_no_message_is_too_long(
         assert len(each) == 1 or message.ByteSize() <= most_bytes
 
 
-def test_what_fits_is_one_message() -> None:
+def test_commands_that_fit_are_one_message() -> None:
     commands = [CloseSequence("s", i) for i in range(100)]
     (message,) = framed(commands, frames.verify_request)
     assert frames.target_commands(message) == commands  # type: ignore[arg-type]

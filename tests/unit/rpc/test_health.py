@@ -43,7 +43,7 @@ async def served() -> AsyncIterator[Served]:
     await server.grpc.stop(None)
 
 
-async def test_a_process_serves_when_it_says_so(served: Served) -> None:
+async def test_readiness_is_reported_as_set(served: Served) -> None:
     assert await served.check() == STATUS.NOT_SERVING
     await served.server.set_serving(True, [MINE])
     assert [await served.check(name) for name in ("", MINE)] == [STATUS.SERVING] * 2
@@ -51,13 +51,13 @@ async def test_a_process_serves_when_it_says_so(served: Served) -> None:
     assert [await served.check(name) for name in ("", MINE)] == [STATUS.NOT_SERVING] * 2
 
 
-async def test_a_name_that_nobody_knows(served: Served) -> None:
+async def test_an_unknown_service_is_not_found(served: Served) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await served.check("nobody.Knows")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_all_known_names_are_listed(served: Served) -> None:
+async def test_all_known_services_are_listed(served: Served) -> None:
     await served.server.set_serving(True, [MINE])
     await served.server.set_serving(False)
     answer = await served.stub.List(health_pb2.HealthListRequest(), timeout=HANG)
@@ -65,7 +65,7 @@ async def test_all_known_names_are_listed(served: Served) -> None:
     assert told == {"": STATUS.NOT_SERVING, MINE: STATUS.SERVING}
 
 
-async def test_a_watcher_is_told_what_changes_and_nothing_twice(served: Served) -> None:
+async def test_a_watcher_gets_each_change_once(served: Served) -> None:
     watch = served.watch(MINE)
     assert (await watch.read()).status == STATUS.SERVICE_UNKNOWN
     for serving, told in ((True, STATUS.SERVING), (False, STATUS.NOT_SERVING), (True, STATUS.SERVING)):
@@ -78,7 +78,7 @@ async def test_a_watcher_is_told_what_changes_and_nothing_twice(served: Served) 
 
 
 @pytest.mark.parametrize("method", ["Check", "Watch"])
-async def test_a_name_has_a_bound(method: str, served: Served) -> None:
+async def test_a_service_name_is_bounded(method: str, served: Served) -> None:
     async def ask(length: int) -> Any:
         request = health_pb2.HealthCheckRequest(service="я" * length)
         if method == "Check":
@@ -93,7 +93,7 @@ async def test_a_name_has_a_bound(method: str, served: Served) -> None:
         assert (await ask(MAX_HEALTH_SERVICE_CHARACTERS)).status == STATUS.SERVICE_UNKNOWN
 
 
-async def test_a_watcher_that_takes_nothing_holds_nobody_up(served: Served) -> None:
+async def test_a_watcher_that_does_not_read_delays_nobody(served: Served) -> None:
     """Once: nothing could be said of health any more, and SIGTERM ended nothing."""
     server = served.server
     await server.set_serving(True)
@@ -115,7 +115,7 @@ async def test_a_watcher_that_takes_nothing_holds_nobody_up(served: Served) -> N
         await serving
 
 
-async def test_what_has_stopped_serves_nothing_again(served: Served) -> None:
+async def test_a_stopped_server_stays_not_serving(served: Served) -> None:
     await served.server.set_serving(True, [MINE])
     watch = served.watch(MINE)
     assert (await watch.read()).status == STATUS.SERVING

@@ -37,7 +37,7 @@ def host(request: pytest.FixtureRequest) -> str:
         ("localhost", "localhost"),
     ],
 )
-def test_only_an_ipv6_address_stands_in_brackets(given: str, in_address: str) -> None:
+def test_only_ipv6_addresses_get_brackets(given: str, in_address: str) -> None:
     assert host_in_address(given) == in_address
 
 
@@ -54,7 +54,7 @@ async def test_a_host_without_brackets_is_listened_on(host: str) -> None:
         await server.grpc.stop(None)
 
 
-async def test_the_address_of_http_can_stand_in_a_url(host: str) -> None:
+async def test_the_http_address_is_valid_in_a_url(host: str) -> None:
     """Once: `--host ::1` announced http://::1:8000."""
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:

@@ -141,7 +141,7 @@ def test_a_list_is_counted_before_it_is_read(name: str) -> None:
     assert refusing < walking / 4, f"{refusing:.3f} s, and {walking:.3f} s for all elements"
 
 
-def test_many_unknown_fields_are_refused_together() -> None:
+def test_many_unknown_fields_are_refused_quickly() -> None:
     unknown = b"\xf8\x06\x01" * 2**20
     listing = seconds(lambda: [None for _ in range(2**20)])
     for message, name in (
@@ -166,7 +166,7 @@ def test_unknown_fields_deep_in_a_large_message_are_found() -> None:
         codec.refuse_unknown_fields(large, "request")
 
 
-def test_received_tokens_have_a_bound_over_all_choices() -> None:
+def test_received_tokens_are_bounded_over_all_choices() -> None:
     request = generation_pb2.GenerateRequest(request_id="r", text="a")
     request.sampling.n = MAX_RECEIVED_TOKENS // MAX_TOKENS + 1
     for _ in range(request.sampling.n):
@@ -178,7 +178,7 @@ def test_received_tokens_have_a_bound_over_all_choices() -> None:
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_long_name_of_a_sequence_is_refused(role: str) -> None:
+def test_a_long_sequence_id_is_refused(role: str) -> None:
     """Before it is repeated in an answer."""
     closing = [CloseSequence("x" * (limits.MAX_SEQUENCE_ID_CHARACTERS + 1), 1)]
     read: Callable[[], Any] = (

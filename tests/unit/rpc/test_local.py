@@ -66,7 +66,7 @@ class Ends:
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])
-async def test_frames_arrive_whole_however_they_are_cut(piece: int) -> None:
+async def test_frames_arrive_whole_in_any_pieces(piece: int) -> None:
     sizes = [size for size in SIZES if size < 1000 or piece > 1000]
     data = b"".join(framed(frame_of(size)) for size in sizes)
     with Ends() as ends:
@@ -80,7 +80,7 @@ async def test_frames_arrive_whole_however_they_are_cut(piece: int) -> None:
         assert ends.frames == [frame_of(size) for size in sizes]
 
 
-async def test_what_the_other_side_has_no_room_for_is_sent_when_it_has() -> None:
+async def test_unsendable_frames_are_sent_later_in_order() -> None:
     """From two threads, each in its order, more than any socket holds."""
     with Ends() as ends:
         ends.other.setblocking(False)
@@ -109,7 +109,7 @@ async def test_what_the_other_side_has_no_room_for_is_sent_when_it_has() -> None
             assert [i for who, i in heads if who == name] == list(range(40))
 
 
-async def test_nothing_overtakes_what_waits_to_be_sent() -> None:
+async def test_later_frames_do_not_overtake_waiting_ones() -> None:
     """There is room again, and the rest of an earlier frame has not been sent yet."""
     with Ends() as ends:
         big = [bytes([i]) + frame_of(200_000) for i in range(10)]
@@ -125,7 +125,7 @@ async def test_nothing_overtakes_what_waits_to_be_sent() -> None:
         assert data == expected
 
 
-async def test_a_side_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is stopped still has its socket: what is sent to it is not kept for ever."""
     monkeypatch.setattr("paceline.rpc.streams.unix_stream.MAX_UNSENT_BYTES", 1_000_000)
     clock = ManualClock()
@@ -141,7 +141,7 @@ async def test_a_side_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyP
                 await ends.stream.ended
 
 
-async def test_giving_up_twice_is_giving_up() -> None:
+async def test_cancelling_a_stream_twice_is_harmless() -> None:
     with Ends() as ends:
         ends.stream.cancel()
         ends.stream.cancel()
@@ -163,7 +163,7 @@ async def test_frames_go_both_ways_at_once() -> None:
     assert not streams[1].cancelled()
 
 
-async def test_a_frame_that_is_too_long_ends_the_stream() -> None:
+async def test_a_too_long_frame_ends_the_stream() -> None:
     with Ends() as ends:
         ends.other.sendall((limits.MAX_MESSAGE_BYTES + 1).to_bytes(4, "little"))
         async with asyncio.timeout(SECONDS):
@@ -171,7 +171,7 @@ async def test_a_frame_that_is_too_long_ends_the_stream() -> None:
                 await ends.stream.ended
 
 
-async def test_whoever_takes_frames_may_end_the_stream_by_raising() -> None:
+async def test_a_receiver_may_end_the_stream_by_raising() -> None:
     taken = []
 
     def received(frame: bytes) -> None:
@@ -186,7 +186,7 @@ async def test_whoever_takes_frames_may_end_the_stream_by_raising() -> None:
         assert taken == [b"one"]
 
 
-async def test_nothing_is_sent_after_the_end_and_ending_twice_is_ending_once() -> None:
+async def test_nothing_is_sent_after_the_end() -> None:
     with Ends() as ends:
         ends.stream.cancel()
         assert ends.stream.cancelled()
@@ -197,7 +197,7 @@ async def test_nothing_is_sent_after_the_end_and_ending_twice_is_ending_once() -
         assert ends.other.recv(10) == b""
 
 
-async def test_whoever_waits_for_the_end_may_be_cancelled() -> None:
+async def test_waiting_for_the_end_may_be_cancelled() -> None:
     with Ends() as ends:
 
         async def wait() -> None:
@@ -212,7 +212,7 @@ async def test_whoever_waits_for_the_end_may_be_cancelled() -> None:
         assert ends.other.recv(10) == b""
 
 
-async def test_an_end_while_something_waits_to_be_sent() -> None:
+async def test_a_stream_ends_while_frames_wait_to_be_sent() -> None:
     with Ends() as ends:
         for _ in range(40):
             ends.stream.send(frame_of(50_000))
@@ -275,7 +275,7 @@ async def server(folder: Path, engine: Engine) -> AsyncIterator[LocalServer]:
     assert names(folder) == []
 
 
-async def test_commands_go_there_and_events_come_back(server: LocalServer, engine: Engine) -> None:
+async def test_commands_and_events_are_exchanged(server: LocalServer, engine: Engine) -> None:
     got: list[bytes] = []
     stream = await connect(server.path, WORKER, got.append, SECONDS)
     assert stream is not None
@@ -292,7 +292,7 @@ async def test_commands_go_there_and_events_come_back(server: LocalServer, engin
     await soon(lambda: engine.left == [engine.submitted[0][0]])
 
 
-async def test_bytes_that_are_no_message_end_their_stream_alone(
+async def test_an_invalid_message_ends_only_its_stream(
     server: LocalServer, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = [await connect(server.path, WORKER, lambda _: None, SECONDS) for _ in range(2)]
@@ -309,9 +309,7 @@ async def test_bytes_that_are_no_message_end_their_stream_alone(
     good.close()
 
 
-async def test_an_answer_that_cannot_be_written_does_not_reach_the_engine_s_thread(
-    server: LocalServer, engine: Engine
-) -> None:
+async def test_an_unwritable_answer_does_not_reach_the_engine(server: LocalServer, engine: Engine) -> None:
     stream = await connect(server.path, WORKER, lambda _: None, SECONDS)
     assert stream is not None
     await stream.write(frames.verify_request([COMMAND]))
@@ -322,7 +320,7 @@ async def test_an_answer_that_cannot_be_written_does_not_reach_the_engine_s_thre
     await soon(lambda: len(engine.left) == 1)
 
 
-async def test_the_end_of_the_server_is_the_end_of_its_streams(server: LocalServer) -> None:
+async def test_stopping_the_server_ends_its_streams(server: LocalServer) -> None:
     stream = await connect(server.path, WORKER, lambda _: None, SECONDS)
     assert stream is not None
     server.stop()
@@ -331,7 +329,7 @@ async def test_the_end_of_the_server_is_the_end_of_its_streams(server: LocalServ
     assert await connect(server.path, WORKER, lambda _: None, SECONDS) is None
 
 
-async def test_only_this_user_may_open_it(server: LocalServer) -> None:
+async def test_only_this_user_may_open_the_socket(server: LocalServer) -> None:
     mode = os.stat(server.path).st_mode  # noqa: PTH116 - of a path as users give it
     assert stat.S_ISSOCK(mode)
     assert stat.S_IMODE(mode) == 0o600
@@ -350,7 +348,7 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
-async def test_a_connection_that_cannot_be_accepted_is_not_the_end(
+async def test_a_failed_accept_does_not_end_the_server(
     server: LocalServer,
     paused: list[float],
     monkeypatch: pytest.MonkeyPatch,
@@ -375,7 +373,7 @@ async def test_a_connection_that_cannot_be_accepted_is_not_the_end(
     second.close()
 
 
-async def test_a_connection_that_cannot_be_watched_is_closed_and_not_the_end(
+async def test_an_unwatchable_connection_is_closed(
     server: LocalServer,
     engine: Engine,
     paused: list[float],
@@ -410,12 +408,12 @@ async def test_a_connection_that_cannot_be_watched_is_closed_and_not_the_end(
 # ---- who is talked to ------------------------------------------------------------------------------
 
 
-async def test_nobody_talks_to_another_worker(server: LocalServer, engine: Engine) -> None:
+async def test_another_worker_is_not_connected_to(server: LocalServer, engine: Engine) -> None:
     assert await connect(server.path, "another", lambda _: None, SECONDS) is None
     await soon(lambda: len(engine.left) == 1)
 
 
-async def test_what_is_not_there_or_is_no_socket_is_done_without(folder: Path) -> None:
+async def test_a_missing_or_invalid_socket_is_not_used(folder: Path) -> None:
     plain = folder / "plain"
     plain.write_text("text")
     for path in (folder / "none", plain, folder / ("long" * 50), f"{folder}/a\0b"):
@@ -423,7 +421,7 @@ async def test_what_is_not_there_or_is_no_socket_is_done_without(folder: Path) -
 
 
 @pytest.mark.parametrize("what", ["socket.socket", "LocalStream"])
-async def test_without_room_for_a_socket_it_is_done_without(
+async def test_without_descriptors_the_socket_is_not_used(
     what: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: Any) -> Any:
@@ -435,7 +433,7 @@ async def test_without_room_for_a_socket_it_is_done_without(
     assert found is None
 
 
-async def test_who_says_nothing_is_not_waited_for(folder: Path) -> None:
+async def test_a_silent_peer_is_not_waited_for(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(folder / "s"))
         silent.listen()
@@ -445,7 +443,7 @@ async def test_who_says_nothing_is_not_waited_for(folder: Path) -> None:
 # ---- the file --------------------------------------------------------------------------------------
 
 
-async def test_what_a_killed_process_left_is_replaced(folder: Path, engine: Engine) -> None:
+async def test_a_leftover_socket_is_replaced(folder: Path, engine: Engine) -> None:
     path = str(folder / "w.sock")
     killed = socket.socket(socket.AF_UNIX)
     killed.bind(path)
@@ -458,7 +456,7 @@ async def test_what_a_killed_process_left_is_replaced(folder: Path, engine: Engi
     server.stop()
 
 
-async def test_what_others_use_is_left_alone(server: LocalServer, engine: Engine, folder: Path) -> None:
+async def test_paths_used_by_others_are_left_alone(server: LocalServer, engine: Engine, folder: Path) -> None:
     text = folder / "text"
     text.write_text("mine")
     for path in (server.path, str(text), str(folder / "none" / "w.sock"), str(folder / ("long" * 50))):

@@ -20,7 +20,7 @@ PROPOSAL = Proposal((5, 6))
         (Continuations, frames.draft_response, frames.draft_events),
     ],
 )
-def test_too_many_fail_their_sequence_and_no_other(kind: type, render: object, parse: object) -> None:
+def test_too_many_continuations_fail_only_their_sequence(kind: type, render: object, parse: object) -> None:
     most = {(0, token): PROPOSAL for token in range(MAX_CONTINUATIONS)}
     many = kind("a", 1, 2, 30, {**most, (1, 0): PROPOSAL})
     neighbour = kind("b", 1, 2, 30, most)

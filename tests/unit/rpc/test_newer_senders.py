@@ -47,7 +47,7 @@ def with_more(message: Message) -> None:
     ],
     ids=lambda value: ".".join(value) if isinstance(value, tuple) and isinstance(value[0], str) else "",
 )
-def test_what_it_asks_for_in_addition_fails_its_sequence_and_no_other(
+def test_a_newer_senders_field_fails_only_its_sequence(
     dialect: Any, command: Any, path: tuple[str, ...], field: str
 ) -> None:
     """Once: in half of these messages it was ignored."""
@@ -69,7 +69,7 @@ def test_what_it_asks_for_in_addition_fails_its_sequence_and_no_other(
 
 
 @pytest.mark.parametrize("dialect", [TARGET, DRAFT], ids=["target", "draft"])
-def test_a_sequence_is_closed_whatever_else_is_said(dialect: Any) -> None:
+def test_a_sequence_is_closed_despite_unknown_fields(dialect: Any) -> None:
     """It would keep its blocks otherwise, and nobody would ask for it again."""
     render, parse = dialect
     closing = CloseSequence("s", 1)

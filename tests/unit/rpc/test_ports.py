@@ -51,7 +51,7 @@ def test_no_request_outlasts_its_connection() -> None:
     assert options["grpc.max_connection_age_grace_ms"] >= limits.MAX_REQUEST_SECONDS * 1000
 
 
-def test_a_worker_s_connections_last() -> None:
+def test_worker_connections_have_no_age_limit() -> None:
     assert not {name for name in PortBounds().options if "_age_" in name}
 
 
@@ -72,7 +72,7 @@ async def test_an_idle_connection_ends_without_an_error() -> None:
         await silent.close()
 
 
-async def test_no_call_is_lost_to_the_age_of_a_connection() -> None:
+async def test_a_connections_age_loses_no_call() -> None:
     async with serving(age_seconds=0.2) as server, client(server, sdk.CHANNEL_OPTIONS) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         await watch.read()
@@ -88,7 +88,7 @@ async def test_no_call_is_lost_to_the_age_of_a_connection() -> None:
         watch.cancel()
 
 
-async def test_one_connection_more_than_the_bound_is_closed() -> None:
+async def test_a_connection_over_the_bound_is_closed() -> None:
     async with serving(connections=2) as server:
         held = [await connect(server.address) for _ in range(2)]
         for each in held:
@@ -112,7 +112,7 @@ async def answered(connection: Connection) -> bool:
         return False
 
 
-def test_descriptors_are_kept_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_descriptors_are_kept_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(descriptors, "_limit", lambda: 128)
     monkeypatch.setattr(descriptors, "_open_now", lambda: 20)
     assert descriptors.connections(2) == (128 - 20 - descriptors.KEPT_FREE) // 2
@@ -120,7 +120,7 @@ def test_descriptors_are_kept_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert descriptors.connections(2) == 1
 
 
-def test_the_limit_of_descriptors_is_raised() -> None:
+def test_the_descriptor_limit_is_raised() -> None:
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -40,14 +40,14 @@ async def check(server: Server, name: str = "") -> Any:
 
 
 @pytest.mark.parametrize("method", [b"Check", b"Watch"])
-async def test_half_a_message_has_a_time(method: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unfinished_message_times_out(method: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OPEN_SECONDS", 0.05)
     async with serving() as server, raw(server) as connection:
         stream = await connection.half(b"/grpc.health.v1.Health/" + method, SAID, 1000)
         assert DEADLINE_EXCEEDED in await connection.end_of(stream)
 
 
-async def test_so_many_messages_are_unfinished_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unfinished_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many are given up as come above the bound; whole messages are answered meanwhile.
 
     Which ones is not said here: gRPC need not hand calls of one connection over in the order they were sent.
@@ -63,7 +63,7 @@ async def test_so_many_messages_are_unfinished_at_a_time(monkeypatch: pytest.Mon
         assert len(connection.ended) <= 5  # the check took a place as well
 
 
-async def test_the_message_that_began_first_is_given_up() -> None:
+async def test_the_oldest_unfinished_message_is_dropped() -> None:
     reading, calls = UnfinishedMessages(2, HANG, lambda: 10), Calls()
     tasks = [await begun(reading, calls) for _ in range(3)]
     with pytest.raises(ResourceExhaustedError):
@@ -73,7 +73,7 @@ async def test_the_message_that_began_first_is_given_up() -> None:
     assert [await task for task in tasks[1:]] == [b"whole"] * 2
 
 
-async def test_an_open_method_takes_small_messages_only() -> None:
+async def test_an_unauthenticated_method_accepts_small_messages() -> None:
     async with serving() as server:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await check(server, "x" * MAX_OPEN_REQUEST_BYTES)
@@ -81,26 +81,26 @@ async def test_an_open_method_takes_small_messages_only() -> None:
         assert f"at most {MAX_OPEN_REQUEST_BYTES} bytes" in (failure.value.details() or "")
 
 
-async def test_a_call_without_a_message_is_told_so() -> None:
+async def test_a_call_without_a_message_is_refused() -> None:
     async with serving() as server, grpc.aio.insecure_channel(server.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await channel.stream_unary(CHECK.decode())(iter(()), timeout=HANG)
         assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_message_above_the_port_s_bound_is_refused() -> None:
+async def test_a_message_above_the_ports_bound_is_refused() -> None:
     async with serving() as server, raw(server) as connection:
         stream = await connection.half(CHECK, SAID + 1, 1000)
         assert RESOURCE_EXHAUSTED in await connection.end_of(stream)
 
 
-async def test_a_call_that_is_not_read_holds_64_kib_at_most() -> None:
+async def test_an_unread_call_holds_at_most_64_kib() -> None:
     async with serving() as server, raw(server) as connection:
         assert (await connection.end_of(await connection.half(b"/a/b", SAID))) != b""
         assert connection._initial == 65_535
 
 
-async def test_watchers_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_HEALTH_WATCHERS", 2)
     async with serving() as server, grpc.aio.insecure_channel(server.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -139,7 +139,7 @@ async def begun(reading: UnfinishedMessages, calls: Any) -> asyncio.Task[bytes]:
     return task
 
 
-async def test_what_is_given_up_may_still_be_here() -> None:
+async def test_a_dropped_message_may_already_be_whole() -> None:
     reading, calls = UnfinishedMessages(1, HANG, lambda: 10), Calls()
     first = await begun(reading, calls)
     second = await begun(reading, calls)

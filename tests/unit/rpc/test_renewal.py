@@ -107,7 +107,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @both
-async def test_renewed_certificate_is_shown_without_restart(
+async def test_a_renewed_certificate_is_used_without_restart(
     port: Port, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -139,7 +139,7 @@ async def test_unusable_new_files_leave_the_old_ones(
 
 
 @both
-async def test_renewed_authority_decides_on_clients(port: Port, folders: tuple[Path, Path]) -> None:
+async def test_a_renewed_authority_decides_on_clients(port: Port, folders: tuple[Path, Path]) -> None:
     used, new = folders
     async with port(tls_in(used, ca=True)) as address:
         await shown(address, holder(used))
@@ -168,7 +168,7 @@ def test_files_are_read_only_when_they_change(folders: tuple[Path, Path]) -> Non
     assert renewed.present == 2
 
 
-def test_first_files_must_be_usable(tmp_path: Path) -> None:
+def test_the_first_files_must_be_usable(tmp_path: Path) -> None:
     def refuse(_: Tls) -> Any:
         raise InvalidArgumentError("tls_key", "cannot be read")
 

@@ -29,7 +29,7 @@ from paceline.v1 import common_pb2, target_pb2
     ],
     ids=["empty", "long", "many"],
 )
-def test_tokenised_bad_words_have_bounds(bad_words: list[list[int]]) -> None:
+def test_tokenised_bad_words_are_bounded(bad_words: list[list[int]]) -> None:
     message = common_pb2.SequenceParams(
         sampling=common_pb2.SamplingParams(seed=1),
         acceptance_mode=common_pb2.ACCEPTANCE_MODE_BLOCK,
@@ -41,7 +41,7 @@ def test_tokenised_bad_words_have_bounds(bad_words: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "00-0-0-01", f"00-{'1' * 32}-{'0' * 16}-01", "1" * 55])
-def test_what_is_no_trace_context_is_refused(text: str) -> None:
+def test_an_invalid_trace_context_is_refused(text: str) -> None:
     message = common_pb2.SequenceParams(
         sampling=common_pb2.SamplingParams(seed=1),
         acceptance_mode=common_pb2.ACCEPTANCE_MODE_BLOCK,
@@ -80,7 +80,7 @@ def test_masks_must_leave_a_choice(
     assert caught.value.field == field
 
 
-def test_log_probabilities_must_be_of_the_verdicts_tokens() -> None:
+def test_log_probabilities_must_match_the_tokens() -> None:
     entries = [common_pb2.TokenLogprobs(token_id=token, rank=1) for token in (5, 6)]
     good = target_pb2.Verdict(num_accepted=1, token_ids=[5, 6], logprobs=entries)
     assert [entry.token_id for entry in codec.verdict_from_proto(good).logprobs] == [5, 6]
@@ -93,7 +93,7 @@ def test_log_probabilities_must_be_of_the_verdicts_tokens() -> None:
         codec.prompt_logprobs_from_proto(target_pb2.PromptLogprobs(logprobs=[uneven]))
 
 
-def test_a_prompts_log_probabilities_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompts_log_probabilities_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 30)
     call = codec.GenerateCall("", (1,) * 10, SamplingParams(prompt_logprobs=2), SpeculationParams())
     codec.check_against_model(call, 10, vocabulary_size=10, max_model_len=100)
@@ -103,14 +103,14 @@ def test_a_prompts_log_probabilities_have_a_bound(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("field", ["stop_token_ids", "allowed_token_ids"])
-def test_named_tokens_are_of_the_vocabulary(field: str) -> None:
+def test_named_tokens_must_be_in_the_vocabulary(field: str) -> None:
     codec.check_named_tokens(SamplingParams(**{field: [0, 9]}), 10)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError) as caught:
         codec.check_named_tokens(SamplingParams(**{field: [0, 10]}), 10)  # type: ignore[arg-type]
     assert caught.value.field == field
 
 
-def test_special_tokens_are_named_where_they_are_asked_for() -> None:
+def test_skip_special_tokens_is_sent_only_when_needed() -> None:
     """Receivers that do not know the field serve all other requests; workers make no text."""
     shown = SamplingParams(skip_special_tokens=False, seed=1)
     message = sampling_to_proto(shown)
@@ -121,6 +121,6 @@ def test_special_tokens_are_named_where_they_are_asked_for() -> None:
     assert not sequence_params_to_proto(params).sampling.HasField("skip_special_tokens")
 
 
-def test_cached_tokens_cross_the_wire() -> None:
+def test_cached_tokens_round_trip() -> None:
     timings = Timings(rows=3, sequences=1, cached_tokens=64)
     assert timings_from_proto(timings_to_proto(timings)) == timings

@@ -31,7 +31,9 @@ class Context:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_caller_who_has_gone_is_not_told_twice(streams: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_caller_that_has_gone_is_not_answered_twice(
+    streams: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """A request is cancelled by another call and by its own client, both at once."""
     assert issubclass(cygrpc.ExecuteBatchError, grpc.aio.InternalError)
     from paceline.rpc.codec.status import abort

@@ -38,13 +38,13 @@ each_error = pytest.mark.parametrize(
 )
 
 
-def test_every_class_has_an_example() -> None:
+def test_every_error_class_has_an_example() -> None:
     tree = {cls for cls in vars(errors).values() if isinstance(cls, type) and cls is not errors.PacelineError}
     assert tree == {type(error) for error, _ in EXAMPLES}
 
 
 @each_error
-def test_round_trip(error: errors.PacelineError, code: int) -> None:
+def test_errors_round_trip(error: errors.PacelineError, code: int) -> None:
     status = status_pb2.Status.FromString(to_status(error).SerializeToString())
     assert status.code == code
     back = from_status(status, getattr(error, "known_length", 0))
@@ -53,7 +53,7 @@ def test_round_trip(error: errors.PacelineError, code: int) -> None:
     assert str(back) == str(error)
 
 
-def test_the_field_is_where_googles_error_model_has_it() -> None:
+def test_the_field_follows_googles_error_model() -> None:
     status = to_status(errors.InvalidArgumentError("top_p", "must be in (0, 1]"))
     bad, info = error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(bad)
@@ -67,7 +67,7 @@ def test_the_field_is_where_googles_error_model_has_it() -> None:
     "error",
     [ValueError("secret prompt"), KeyError("secret"), AssertionError("secret"), BaseException("secret")],
 )
-def test_an_unexpected_exceptions_text_never_leaks(error: BaseException) -> None:
+def test_an_unexpected_exceptions_text_is_withheld(error: BaseException) -> None:
     status = to_status(error)
     assert status.code == code_pb2.INTERNAL
     assert status.message == "internal error"
@@ -75,7 +75,7 @@ def test_an_unexpected_exceptions_text_never_leaks(error: BaseException) -> None
     assert type(error).__name__.encode() not in status.SerializeToString()
 
 
-def test_a_subclass_arrives_as_the_class_it_is_known_by() -> None:
+def test_a_subclass_arrives_as_its_known_class() -> None:
     class NoBlocksError(errors.ResourceExhaustedError):
         pass
 
@@ -94,7 +94,7 @@ def test_a_subclass_arrives_as_the_class_it_is_known_by() -> None:
         (-1, errors.InternalError),
     ],
 )
-def test_codes_of_other_servers(code: int, expected: type[errors.PacelineError]) -> None:
+def test_codes_of_other_servers_become_our_errors(code: int, expected: type[errors.PacelineError]) -> None:
     error = from_status(status_pb2.Status(code=code, message="m"))
     assert type(error) is expected
     assert error.message == "m"
@@ -114,14 +114,14 @@ def info(**metadata: str) -> Any:
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "\u0663", "9" * 5000])
-def test_a_last_index_that_is_no_index_is_absent(text: str) -> None:
+def test_an_invalid_last_index_is_absent(text: str) -> None:
     status = status_pb2.Status(code=code_pb2.UNAVAILABLE, details=packed(info(last_index=text)))
     error = from_status(status)
     assert isinstance(error, errors.UnavailableError)
     assert error.last_index is None
 
 
-def test_details_that_are_broken_empty_or_somebody_elses_are_absent() -> None:
+def test_invalid_or_foreign_details_are_ignored() -> None:
     broken = any_pb2.Any(type_url="type.googleapis.com/google.rpc.BadRequest", value=b"\xff\xff")
     foreign = error_details_pb2.ErrorInfo(domain="envoy", reason="TokenizerMismatch")
     details = [broken, *packed(error_details_pb2.BadRequest(), foreign, error_details_pb2.RetryInfo())]
@@ -156,9 +156,7 @@ async def failing() -> AsyncIterator[tuple[Failing, grpc.aio.Channel]]:
 
 
 @each_error
-async def test_an_aio_error_is_what_the_server_meant(
-    failing: Any, error: errors.PacelineError, code: int
-) -> None:
+async def test_an_aio_error_equals_the_servers(failing: Any, error: errors.PacelineError, code: int) -> None:
     service, channel = failing
     service.error = error
     stub = generation_pb2_grpc.GenerationServiceStub(channel)
@@ -172,7 +170,7 @@ async def test_an_aio_error_is_what_the_server_meant(
     assert_same(from_rpc_error(caught.value), error)
 
 
-async def test_abort_does_not_leak(failing: Any) -> None:
+async def test_abort_reveals_nothing(failing: Any) -> None:
     service, channel = failing
     service.error = RuntimeError("secret prompt")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -194,7 +192,7 @@ class SyncFailing(generation_pb2_grpc.GenerationServiceServicer):
         context.abort_with_status(rpc_status.to_status(to_status(self.error)))
 
 
-def test_a_sync_error_is_what_the_server_meant() -> None:
+def test_a_sync_error_equals_the_servers() -> None:
     service = SyncFailing()
     with ThreadPoolExecutor(2) as executor:
         server = grpc.server(executor)
@@ -236,7 +234,7 @@ def aio_error(metadata: Any, details: str | None = "d") -> grpc.aio.AioRpcError:
         grpc.aio.Metadata(("other", "x")),
     ],
 )
-def test_without_details_the_code_and_text_remain(metadata: Any) -> None:
+def test_without_details_code_and_text_remain(metadata: Any) -> None:
     error = from_rpc_error(aio_error(metadata))
     assert isinstance(error, errors.UnavailableError)
     assert (error.message, error.last_index) == ("d", None)

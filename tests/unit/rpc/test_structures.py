@@ -111,7 +111,7 @@ async def case() -> AsyncIterator[Case]:
     made.guard.close()
 
 
-async def test_other_sequences_rounds_go_on_meanwhile(case: Case) -> None:
+async def test_other_sequences_go_on_during_a_check(case: Case) -> None:
     case.submit(opening("x", "a+"), verify("x"))
     for number in range(1, 101):
         case.submit(verify("y", number), verify("x", number + 1) if number < 5 else verify("z", number))
@@ -124,7 +124,7 @@ async def test_other_sequences_rounds_go_on_meanwhile(case: Case) -> None:
     assert got[-6:] == [opening("x", "a+"), verify("x"), *[verify("x", n) for n in range(2, 6)]]
 
 
-async def test_it_is_compiled_beside_the_engine(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_structure_is_compiled_beside_the_engine(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     threads, right = [], compiler.Grammars._compile
 
     def noting(self: Grammars, wanted: StructuredOutputs, tokenizer: Any) -> Any:
@@ -140,7 +140,7 @@ async def test_it_is_compiled_beside_the_engine(case: Case, monkeypatch: pytest.
     assert threads[0] is not threading.current_thread()
 
 
-async def test_one_that_is_refused_gets_nowhere(case: Case) -> None:
+async def test_a_refused_structure_fails_its_sequence(case: Case) -> None:
     case.checks.answer("a+", REFUSED)
     case.submit(opening("x", "a+"), verify("x"))
     got = await case.until_got(2)
@@ -148,7 +148,7 @@ async def test_one_that_is_refused_gets_nowhere(case: Case) -> None:
     assert not case.grammars.holds(StructuredOutputs(regex="a+"))
 
 
-async def test_a_known_one_goes_straight_through(case: Case) -> None:
+async def test_a_known_structure_passes_at_once(case: Case) -> None:
     case.checks.answer("a+")
     case.submit(opening("x", "a+"))
     await case.until_got(1)
@@ -162,18 +162,18 @@ async def test_a_known_one_goes_straight_through(case: Case) -> None:
     )
 
 
-async def test_what_has_no_structure_goes_straight_through(case: Case) -> None:
+async def test_sequences_without_structure_pass_at_once(case: Case) -> None:
     case.submit(opening("x"), verify("x"), CloseSequence("x", 1))
     assert len(case.engine.got) == 3
 
 
-async def test_a_worker_without_a_tokenizer_refuses_by_itself() -> None:
+async def test_a_worker_without_a_tokenizer_refuses_itself() -> None:
     case = Case(has_grammars=False)
     case.submit(opening("x", "a"))
     assert case.engine.got == [opening("x", "a")]
 
 
-async def test_closing_the_sequence_gives_it_up(case: Case) -> None:
+async def test_closing_a_sequence_abandons_its_check(case: Case) -> None:
     case.submit(opening("x", "a+", epoch=2), verify("x"))
     await asyncio.sleep(0)
     case.submit(CloseSequence("x", 1))
@@ -184,7 +184,7 @@ async def test_closing_the_sequence_gives_it_up(case: Case) -> None:
     assert case.checks.given_up == ["a+"]
 
 
-async def test_a_stream_that_ends_gives_up_its_own(case: Case) -> None:
+async def test_an_ending_stream_abandons_its_checks(case: Case) -> None:
     case.submit(opening("x", "a+"), route=len)
     case.submit(opening("x", "b+"), route=sum)
     await asyncio.sleep(0)
@@ -195,7 +195,7 @@ async def test_a_stream_that_ends_gives_up_its_own(case: Case) -> None:
     assert await case.until_got(1) == [opening("x", "b+")]
 
 
-async def test_a_newer_owner_waits_behind_the_older(case: Case) -> None:
+async def test_a_newer_epoch_waits_behind_the_older(case: Case) -> None:
     case.submit(opening("x", "a+"), opening("x", "b+", epoch=2), verify("x"))
     case.checks.answer("a+", REFUSED)
     await case.until_got(1)
@@ -204,7 +204,7 @@ async def test_a_newer_owner_waits_behind_the_older(case: Case) -> None:
     assert got == [SequenceFailed("x", 1, 0, REFUSED), opening("x", "b+", epoch=2), verify("x")]
 
 
-async def test_what_is_held_is_bounded(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_commands_are_bounded(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_RUNNING_SEQUENCES", 1)
     monkeypatch.setattr(structures_module, "_MAX_COMMANDS", 2)
     case.submit(opening("x", "a+"), opening("y", "b+"), *[verify("x", n) for n in range(1, 4)])
@@ -213,13 +213,13 @@ async def test_what_is_held_is_bounded(case: Case, monkeypatch: pytest.MonkeyPat
     assert all(isinstance(each.error, ResourceExhaustedError) for each in refused)
 
 
-async def test_a_command_that_did_not_parse_is_refused_at_once(case: Case) -> None:
+async def test_an_unparsable_command_is_refused_at_once(case: Case) -> None:
     failed = SequenceFailed("x", 1, 1, REFUSED)
     case.submit(opening("x", "a+"), failed)
     assert case.engine.got == [failed]
 
 
-async def test_closing_ends_what_examines(case: Case) -> None:
+async def test_closing_ends_running_checks(case: Case) -> None:
     case.submit(opening("x", "a+"))
     await asyncio.sleep(0)
     case.guard.close()

@@ -102,9 +102,7 @@ class Worker:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("early", [True, False], ids=["before it serves", "while it serves"])
-async def test_an_engine_thread_that_dies_ends_the_process(
-    monkeypatch: pytest.MonkeyPatch, early: bool
-) -> None:
+async def test_a_dead_engine_thread_ends_the_process(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
     worker = Worker(monkeypatch)
     worker.engine.may_work = early
     serving = worker.serve()
@@ -119,7 +117,7 @@ async def test_an_engine_thread_that_dies_ends_the_process(
     assert "engine thread died" in str(serving.exception())
 
 
-async def test_an_engine_thread_that_is_stuck_does_not_keep_the_process(
+async def test_a_stuck_engine_thread_does_not_keep_the_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: it was waited for for ever, and who had lost its supervisor kept the device's memory."""
@@ -154,9 +152,7 @@ async def test_an_engine_thread_that_is_stuck_does_not_keep_the_process(
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
-def test_streams_that_nobody_reads_do_not_keep_the_process(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unread_streams_do_not_keep_the_process(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: without its supervisor it raised BrokenPipeError instead of leaving its stuck engine."""
 
     class Left(Exception):  # noqa: N818 - no error, an end
@@ -177,7 +173,7 @@ def test_streams_that_nobody_reads_do_not_keep_the_process(
     assert left.value.args == (1,)
 
 
-def test_the_metrics_of_an_ipv6_host_have_an_address_with_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_on_an_ipv6_host_have_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: `--host ::1` announced them at ::1:9400."""
     hosts: list[str] = []
     monkeypatch.setattr(
@@ -189,7 +185,7 @@ def test_the_metrics_of_an_ipv6_host_have_an_address_with_brackets(monkeypatch: 
     assert hosts == ["[::1]"]
 
 
-async def test_a_cache_is_checked_while_nobody_waits_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cache_is_checked_only_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: with many blocks every scrape kept the sequences waiting for a tenth of a second."""
     checks: list[str] = []
     monkeypatch.setattr(BlockPool, "check_integrity", lambda _: checks.append("pool"))
@@ -208,7 +204,7 @@ async def test_a_cache_is_checked_while_nobody_waits_for_the_engine(monkeypatch:
     assert (shell._cache_info().sequences, checks) == (0, ["pool", "index"])
 
 
-async def test_a_cache_is_checked_once_a_second_however_often_its_numbers_are_asked_for(
+async def test_the_cache_is_checked_at_most_once_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once: every GetStatus of any client had the engine look at all blocks between two passes."""

@@ -68,7 +68,7 @@ async def code(channel: grpc.aio.Channel, method: str, metadata: Any) -> grpc.St
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("shown", [(), OTHER.metadata], ids=["none", "another"])
-async def test_every_method_but_health_demands_it(role: str, shown: Any) -> None:
+async def test_every_method_but_health_requires_the_secret(role: str, shown: Any) -> None:
     server = await worker(role, SECRET)
     async with grpc.aio.insecure_channel(server.address) as channel:
         for method in methods(role):
@@ -94,7 +94,7 @@ def link_to(
 
 
 @pytest.mark.parametrize("protocol", [TARGET, DRAFT], ids=["target", "draft"])
-async def test_link_with_the_secret_becomes_ready(protocol: StreamProtocol) -> None:
+async def test_a_link_with_the_secret_becomes_ready(protocol: StreamProtocol) -> None:
     server = await worker(protocol.role, SECRET)
     link, ready = link_to(server.address, protocol, SECRET)
     running = asyncio.create_task(link.run())
@@ -107,7 +107,7 @@ async def test_link_with_the_secret_becomes_ready(protocol: StreamProtocol) -> N
 
 
 @pytest.mark.parametrize("secret", [None, OTHER], ids=["none", "another"])
-async def test_link_without_it_is_told_why(
+async def test_a_link_without_the_secret_is_told_why(
     secret: WorkerSecret | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = await worker("target", SECRET)

@@ -57,7 +57,7 @@ def test_shards_beside_the_index_load(tmp_path: Path) -> None:
     assert model.load_model(sharded(tmp_path)).vocab_size > 0
 
 
-def test_pickle_outside_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_pickle_outside_the_folder_is_refused(tmp_path: Path) -> None:
     folder = sharded(tmp_path / "model")
     pickled(tmp_path / "outside/weights.bin")
     name_shard(folder, "../outside/weights.bin")
@@ -66,7 +66,7 @@ def test_pickle_outside_the_folder_is_refused(tmp_path: Path) -> None:
     assert "../outside/weights.bin" in told
 
 
-def test_pickle_beside_the_index_is_refused(tmp_path: Path) -> None:
+def test_a_pickle_beside_the_index_is_refused(tmp_path: Path) -> None:
     folder = sharded(tmp_path)
     pickled(folder / "part.bin")
     name_shard(folder, "part.bin")
@@ -85,7 +85,7 @@ def test_pickle_beside_the_index_is_refused(tmp_path: Path) -> None:
         ["part.safetensors"],
     ],
 )
-def test_shard_of_no_plain_name_is_refused(tmp_path: Path, shard: Any) -> None:
+def test_a_shard_without_a_plain_name_is_refused(tmp_path: Path, shard: Any) -> None:
     folder = sharded(tmp_path / "model")
     (tmp_path / "outside").mkdir()
     (folder / "sub").mkdir()
@@ -95,34 +95,34 @@ def test_shard_of_no_plain_name_is_refused(tmp_path: Path, shard: Any) -> None:
     assert INDEX in refused(folder)
 
 
-def test_index_of_a_variant_is_checked(tmp_path: Path) -> None:
+def test_a_variants_index_is_checked(tmp_path: Path) -> None:
     folder = sharded(tmp_path)
     name_shard(folder, "../weights.bin", "model.fp16.safetensors.index.json")
     assert "model.fp16" in refused(folder)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}'])
-def test_index_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+def test_an_invalid_index_is_refused(tmp_path: Path, content: str) -> None:
     folder = sharded(tmp_path)
     (folder / INDEX).write_text(content)
     assert INDEX in refused(folder)
 
 
-def test_index_of_pickles_beside_safetensors_is_not_read(tmp_path: Path) -> None:
+def test_an_index_of_pickles_is_not_read(tmp_path: Path) -> None:
     folder = sharded(tmp_path)
     name_shard(folder, "pytorch_model.bin", "pytorch_model.bin.index.json")
     assert model.load_model(folder).vocab_size > 0
 
 
 @pytest.mark.parametrize("name", ["adapter_model.bin", "../part.safetensors", "weights.bin", 7])
-def test_weights_that_the_config_names_are_checked(tmp_path: Path, name: Any) -> None:
+def test_weights_named_by_the_config_are_checked(tmp_path: Path, name: Any) -> None:
     folder = sharded(tmp_path / "model")
     pickled(folder / "adapter_model.bin")
     change_config(folder, transformers_weights=name)
     assert "transformers_weights" in refused(folder)
 
 
-def test_index_that_the_config_names_is_checked(tmp_path: Path) -> None:
+def test_an_index_named_by_the_config_is_checked(tmp_path: Path) -> None:
     folder = sharded(tmp_path / "model")
     pickled(tmp_path / "weights.bin")
     name_shard(folder, "../weights.bin", "other.safetensors.index.json")
@@ -130,7 +130,7 @@ def test_index_that_the_config_names_is_checked(tmp_path: Path) -> None:
     assert "other.safetensors.index.json" in refused(folder)
 
 
-def test_links_into_the_store_of_a_hub_cache_load(tmp_path: Path) -> None:
+def test_links_into_a_hub_caches_store_load(tmp_path: Path) -> None:
     plain = sharded(tmp_path / "plain")
     snapshot, blobs = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/blobs"
     snapshot.mkdir(parents=True)
@@ -142,7 +142,7 @@ def test_links_into_the_store_of_a_hub_cache_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shard", ["part.safetensors", "model.safetensors"])
-def test_link_to_another_format_is_refused(tmp_path: Path, shard: str) -> None:
+def test_a_link_to_another_format_is_refused(tmp_path: Path, shard: str) -> None:
     folder = sharded(tmp_path / "model")
     pickled(tmp_path / "weights.bin")
     (folder / shard).unlink(missing_ok=True)
@@ -150,7 +150,9 @@ def test_link_to_another_format_is_refused(tmp_path: Path, shard: str) -> None:
     assert "is a link to" in refused(folder)
 
 
-def test_index_on_the_hub_is_checked_before_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_on_the_hub_is_checked_before_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name_shard(tmp_path, "../weights.bin")
 
     def cached(name: str, file: str, **_: Any) -> str | None:
@@ -169,19 +171,19 @@ def test_adapters_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "pytorch_model.bin", "model.pt", "config.json"])
-def test_model_that_is_a_single_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_single_file_model_is_refused(tmp_path: Path, name: str) -> None:
     shutil.copy(DRAFT / "config.json", tmp_path / name)
     assert "is a file" in refused(tmp_path / name)
 
 
-def test_kernel_that_the_config_names_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_kernel_named_by_the_config_is_not_loaded(tmp_path: Path) -> None:
     folder = sharded(tmp_path)
     change_config(folder, attn_implementation="somebody/kernel")
     assert model.load_model(folder).model.config._attn_implementation == "paceline"
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
-def test_code_that_a_model_brings_is_not_run(tmp_path: Path, file: str) -> None:
+def test_a_models_code_is_not_run(tmp_path: Path, file: str) -> None:
     folder = sharded(tmp_path / "model")
     ran = tmp_path / "ran"
     (folder / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\n")

@@ -49,7 +49,7 @@ def findings(source: str, path: str) -> Iterator[str]:
                 yield f"{path}:{node.lineno} calls {name}"
 
 
-def test_nothing_that_is_read_is_run() -> None:
+def test_product_code_runs_no_read_data() -> None:
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     assert len(files) > 100
     assert [each for f in files for each in findings(f.read_text(), str(f.relative_to(ROOT)))] == []
@@ -69,14 +69,14 @@ def test_nothing_that_is_read_is_run() -> None:
         "eval(text)",
     ],
 )
-def test_the_search_finds_what_it_is_for(planted: str) -> None:
+def test_planted_unsafe_calls_are_found(planted: str) -> None:
     assert list(findings(planted, "paceline/rpc/x.py"))
 
 
 # ---- code and pickles of models -------------------------------------------------------------------
 
 
-def test_code_of_a_model_is_trusted_only_when_asked() -> None:
+def test_a_models_code_is_trusted_only_on_request() -> None:
     for cls in (WorkerConfig, StackConfig):
         (field,) = (f for f in fields(cls) if f.name == "trust_remote_code")
         assert field.default is False
@@ -88,7 +88,7 @@ class SeenError(BaseException):
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_what_is_asked_reaches_transformers(trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trust_setting_reaches_transformers(trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
 
     def load_config(_name: str, **options: Any) -> Any:
@@ -131,7 +131,7 @@ def overlay() -> dict[str, Any]:
     return content
 
 
-def test_every_service_has_its_own_key_and_no_other() -> None:
+def test_every_service_has_only_its_own_key() -> None:
     base = yaml.safe_load(re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", (ROOT / "docker-compose.yml").read_text()))
     services = overlay()
     assert services.keys() == base["services"].keys()
@@ -146,7 +146,7 @@ def test_every_service_has_its_own_key_and_no_other() -> None:
             assert value in there or str(Path(value).parent) in there
 
 
-def test_its_variables_are_options_that_fit_together() -> None:
+def test_the_overlays_variables_are_valid_settings() -> None:
     for name, service in overlay().items():
         values = {key.removeprefix("PACELINE_").lower(): v for key, v in service["environment"].items()}
         if name.startswith("coordinator"):

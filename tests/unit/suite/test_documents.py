@@ -55,7 +55,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links(page.read_text()) if leads_nowhere(page, link)] == []
 
 
-def test_a_link_that_leads_nowhere_is_noticed(tmp_path: Path) -> None:
+def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# What *is* here, `now`\n\n# Twice\n\n# Twice\n\n"

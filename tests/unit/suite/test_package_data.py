@@ -32,7 +32,7 @@ def test_every_file_is_in_the_wheel() -> None:
     assert left_out(ROOT, settings["tool"]["setuptools"]["package-data"]) == []
 
 
-def test_a_file_that_is_left_out_is_noticed(tmp_path: Path) -> None:
+def test_a_missing_file_is_noticed(tmp_path: Path) -> None:
     for name in ("paceline/a/CARD.md", "paceline/a/b/c.json", "paceline/x.py", "coordinator/form.html"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -44,12 +44,12 @@ def texts() -> list[str]:
     return [text for file in sources for text in literals(file.read_text())]
 
 
-def test_quoted_messages_are_said_by_the_code(texts: list[str]) -> None:
+def test_quoted_messages_are_in_the_code(texts: list[str]) -> None:
     messages = quoted(PAGE.read_text())
     assert len(messages) > 50
     assert [message for message in messages if not is_said(message, texts)] == []
 
 
-def test_a_message_that_no_code_says_is_noticed(texts: list[str]) -> None:
+def test_a_message_missing_from_the_code_is_noticed(texts: list[str]) -> None:
     row = "| `… is in use; choose another port`, `… is in no use` | `some other code` |"
     assert [is_said(message, texts) for message in quoted(row)] == [True, False]

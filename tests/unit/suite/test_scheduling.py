@@ -25,13 +25,13 @@ def arguments_and_fixtures(file: Path) -> tuple[set[str], set[str]]:
     return {argument.arg for f in asking for argument in f.args.args}, own
 
 
-def test_the_files_of_the_units_exist_and_are_in_one_unit_each() -> None:
+def test_unit_files_exist_and_are_in_one_unit_each() -> None:
     files = [file for unit in UNITS.values() for file in unit]
     assert len(files) == len(set(files))
     assert [file for file in files if not (TESTS / file).is_file()] == []
 
 
-def test_whoever_asks_for_the_shared_stack_is_in_one_of_its_units() -> None:
+def test_users_of_the_shared_stack_are_in_its_units() -> None:
     asking = set()
     for file in (TESTS / "integration").glob("test_*.py"):
         wanted, own = arguments_and_fixtures(file)
@@ -41,13 +41,13 @@ def test_whoever_asks_for_the_shared_stack_is_in_one_of_its_units() -> None:
 
 
 @pytest.mark.parametrize("folder", ["integration", "fault", "gpu"])
-def test_a_file_that_starts_processes_is_never_dealt_to_two(folder: str) -> None:
+def test_a_file_with_processes_runs_in_one_test_process(folder: str) -> None:
     for file in (TESTS / folder).glob("test_*.py"):
         node = f"tests/{folder}/{file.name}::test"
         assert unit_of(f"{node}_a[x::y@z]") == unit_of(f"{node}_b") != f"{node}_b"
 
 
-def test_other_tests_are_dealt_one_by_one_and_last() -> None:
+def test_other_tests_are_scheduled_singly_and_last() -> None:
     node = "tests/unit/core/test_types.py::test_one"
     assert unit_of(node) == node
     ordered = sorted(
@@ -57,7 +57,7 @@ def test_other_tests_are_dealt_one_by_one_and_last() -> None:
     assert ordered[0].startswith("tests/integration/test_cli.py")
 
 
-def test_the_scheduler_hands_out_whole_units_in_order() -> None:
+def test_the_scheduler_assigns_whole_units_in_order() -> None:
     class Node:
         """One process of xdist's."""
 

@@ -17,5 +17,5 @@ from paceline.supervisor.announcement import last_words
         (-40, "was killed by signal 40"),  # a real-time signal, which has no name
     ],
 )
-def test_every_end_can_be_told(exit_code: int, how: str) -> None:
+def test_every_exit_has_a_description(exit_code: int, how: str) -> None:
     assert last_words(exit_code, []) == how

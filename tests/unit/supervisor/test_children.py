@@ -84,7 +84,7 @@ def supervising() -> Supervisor:
     return Supervisor(sink=lambda line: None, backoff=RestartBackoff(initial=0.0))
 
 
-def test_a_child_ended_by_a_signal_without_a_name_is_started_again(specs: Specs) -> None:
+def test_a_child_ended_by_an_unnamed_signal_restarts(specs: Specs) -> None:
     program = Program()
     with supervising() as supervisor:
         supervisor.start([specs("a", program)], HANG)
@@ -92,7 +92,7 @@ def test_a_child_ended_by_a_signal_without_a_name_is_started_again(specs: Specs)
         assert supervisor.wait_until("a", lambda s: s.ready and s.starts == 2, HANG).pid == 1
 
 
-def test_a_child_is_started_again_on_every_port_that_it_had(specs: Specs) -> None:
+def test_a_child_restarts_on_all_its_ports(specs: Specs) -> None:
     """Once on another one for metrics, where it had chosen that by itself."""
     program = Program(WITH_PORTS)
     with supervising() as supervisor:
@@ -104,9 +104,7 @@ def test_a_child_is_started_again_on_every_port_that_it_had(specs: Specs) -> Non
     assert second[3:] == ["--port", "5000", "--http-port", "5001", "--metrics-port", "5002"]
 
 
-def test_a_child_that_could_not_be_waited_for_is_ended_and_started_again(
-    specs: Specs, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_child_that_cannot_be_waited_for_restarts(specs: Specs, caplog: pytest.LogCaptureFixture) -> None:
     program = Program()
     with supervising() as supervisor:
         supervisor.start([specs("a", program)], HANG)
@@ -116,9 +114,7 @@ def test_a_child_that_could_not_be_waited_for_is_ended_and_started_again(
     assert "no such thing" in caplog.text
 
 
-def test_a_child_that_cannot_be_read_from_is_told_at_once(
-    specs: Specs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_child_is_reported_at_once(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start does not wait for the keeper that failed."""
     program, start = Program(), threading.Thread.start
 
@@ -152,7 +148,7 @@ def raised_by(call: Callable[[], object], before: Callable[[], object]) -> Pacel
     return raised[0]
 
 
-def test_a_start_ends_with_the_supervisor(specs: Specs) -> None:
+def test_stopping_the_supervisor_ends_a_start(specs: Specs) -> None:
     """Once: it waited for children that were never to be ready, for all of its timeout."""
     silent = Program(says="")
     with supervising() as supervisor:
@@ -170,7 +166,7 @@ def test_a_start_ends_with_the_supervisor(specs: Specs) -> None:
     assert len(silent.children) == 1
 
 
-def test_who_waits_for_a_child_is_told_that_it_is_stopped(specs: Specs) -> None:
+def test_waiting_for_a_stopped_child_is_an_error(specs: Specs) -> None:
     """Also of one whose successor was not to come soon."""
     program, waits = Program(), threading.Event()
     backoff = RestartBackoff(initial=10 * HANG, maximum=10 * HANG)
@@ -192,7 +188,7 @@ def test_who_waits_for_a_child_is_told_that_it_is_stopped(specs: Specs) -> None:
         assert supervisor.wait_until("a", lambda s: s.starts == 1, HANG).pid is None, "as wanted"
 
 
-def test_of_a_failed_start_nothing_is_left(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_leaves_nothing(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: its process ran on, and `status` told of it instead of its successor's."""
     silent, start = Program(says=""), threading.Thread.start
 
@@ -214,7 +210,7 @@ def test_of_a_failed_start_nothing_is_left(specs: Specs, monkeypatch: pytest.Mon
         assert supervisor.status("a") == second
 
 
-def test_those_that_were_ready_end_with_the_one_that_was_not(specs: Specs) -> None:
+def test_ready_children_end_with_the_failed_one(specs: Specs) -> None:
     program = Program()
 
     def missing(*_: object) -> Child:

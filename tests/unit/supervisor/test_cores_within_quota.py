@@ -21,7 +21,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, cores: int, quota: float) -> None:
 @pytest.mark.parametrize(
     ("quota", "threads", "alone"), [(math.inf, 32, 63), (8.0, 4, 7), (2.0, 1, 1), (1.5, 1, 1), (0.5, 1, 1)]
 )
-def test_workers_share_the_cores_that_there_is_time_for(
+def test_workers_share_the_cores_of_the_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float, threads: int, alone: int
 ) -> None:
     """Once: with the time of two cores each worker had 32 threads, and none the compiled pass."""
@@ -32,7 +32,7 @@ def test_workers_share_the_cores_that_there_is_time_for(
 
 
 @pytest.mark.parametrize(("quota", "branches", "sequences"), [(1.0, 0, 1), (2.0, 8, 1), (3.0, 8, 256)])
-def test_a_draft_drafts_ahead_where_there_is_time_to_fill(
+def test_a_draft_drafts_ahead_within_the_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float, branches: int, sequences: int
 ) -> None:
     """Once: where the time was one core's, the draft took the target's."""

@@ -43,7 +43,7 @@ def killed_owner(place: Path) -> Path:
     return folder
 
 
-def test_a_folder_is_gone_with_its_block(tmp_path: Path) -> None:
+def test_a_folder_is_removed_with_its_context(tmp_path: Path) -> None:
     with owned_folder(tmp_path) as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
         remove_abandoned(tmp_path)
@@ -51,14 +51,14 @@ def test_a_folder_is_gone_with_its_block(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
+def test_a_killed_processes_folder_is_removed_by_the_next(tmp_path: Path) -> None:
     folders = [killed_owner(tmp_path) for _ in range(2)]
     with owned_folder(tmp_path) as folder:
         assert list(tmp_path.iterdir()) == [folder]
     assert not any(each.exists() for each in folders)
 
 
-def test_what_is_not_known_to_be_abandoned_stays(tmp_path: Path) -> None:
+def test_unknown_folders_are_kept(tmp_path: Path) -> None:
     """Folders without the file, other names, links, and what is no file."""
     elsewhere = tmp_path / "elsewhere"
     for name in ("paceline-new", "paceline-pipe", "other", "elsewhere"):
@@ -75,7 +75,7 @@ def test_what_is_not_known_to_be_abandoned_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_folders_of_others_stay(tmp_path: Path) -> None:
+def test_folders_of_other_users_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "paceline-theirs"
     folder.mkdir()
     (folder / "owner").touch()

@@ -32,20 +32,20 @@ def refused(config: StackConfig) -> InvalidArgumentError:
 
 
 @pytest.mark.parametrize("field", ["port", "http_port", "target_port", "draft_metrics_port"])
-def test_a_port_in_use_is_told_before_the_start(field: str) -> None:
+def test_an_occupied_port_is_reported_before_the_start(field: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         error = refused(StackConfig(**{field: listening.getsockname()[1]}))
     assert error.field == field
     assert "is in use" in error.description
 
 
-def test_a_port_of_a_face_that_is_off_is_not_looked_at() -> None:
+def test_a_disabled_http_port_is_not_checked() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         config = CoordinatorConfig(http=False, http_port=listening.getsockname()[1], **COORDINATOR)
         preflight.check_coordinator(config)
 
 
-def test_one_port_for_two_is_refused() -> None:
+def test_one_port_used_twice_is_refused() -> None:
     error = refused(StackConfig(port=40_001, draft_port=40_001))
     assert error.message == "draft_port: 40001 is also the value of --port"
 
@@ -65,11 +65,11 @@ def test_one_port_for_two_is_refused() -> None:
         ({"draft_device": "cuda:999"}, "draft_device"),
     ],
 )
-def test_what_cannot_be_is_named_before_the_start(values: dict[str, Any], field: str) -> None:
+def test_impossible_settings_are_named_before_the_start(values: dict[str, Any], field: str) -> None:
     assert refused(StackConfig(**values)).field == field
 
 
-def test_a_folder_of_certificates_that_lacks_one_is_named(tmp_path: Path) -> None:
+def test_a_missing_certificate_file_is_named(tmp_path: Path) -> None:
     error = refused(StackConfig(certificates=str(tmp_path)))
     assert error.field == "certificates"
     assert f"{tmp_path}/target.pem" in error.description
@@ -118,9 +118,7 @@ def test_every_command_checks_first(
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {said}")
 
 
-def test_a_template_that_cannot_be_compiled_is_told_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_template_is_reported_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("{% if")
     with pytest.raises(SystemExit):

@@ -71,13 +71,13 @@ def _another(name: str, value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("role", "name"), ASKED)
-def test_what_is_asked_of_a_stack_reaches_the_process(role: str, name: str) -> None:
+def test_stack_settings_reach_the_process(role: str, name: str) -> None:
     value = _another(name, getattr(_of(StackConfig(), role), name))
     assert getattr(_of(StackConfig(**{name: value}), role), name) == value
 
 
 @pytest.mark.parametrize(("role", "name"), ASKED)
-def test_what_is_not_asked_is_the_process_s_default(role: str, name: str) -> None:
+def test_unset_stack_settings_are_the_process_defaults(role: str, name: str) -> None:
     by_default = next(f.default for f in fields(PROCESSES[role]) if f.name == name)
     if name.startswith("lookahead_") or name == "pre_verify":
         assert getattr(StackConfig(), name) is None, "it depends on the cores that there are"
@@ -86,12 +86,12 @@ def test_what_is_not_asked_is_the_process_s_default(role: str, name: str) -> Non
 
 
 @pytest.mark.parametrize("role", PROCESSES)
-def test_every_setting_of_a_process_is_one_of_the_stack(role: str) -> None:
+def test_every_process_setting_is_a_stack_setting(role: str) -> None:
     settings = {f.name for f in fields(PROCESSES[role])} - SET_BY_THE_STACK
     assert {name for name in settings if not {name, f"{role}_{name}"} & NAMES} == set()
 
 
-def test_no_variable_of_ours_reaches_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_environment_variables_do_not_reach_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child's command line says only what differs from its defaults, and a variable would change these."""
     ours = {variable(f.name) for cls in PROCESSES.values() for f in fields(cls)}
     for name in ours:
@@ -115,7 +115,7 @@ def test_no_variable_of_ours_reaches_a_child(monkeypatch: pytest.MonkeyPatch) ->
         ([], {"draft": {"device": "cuda"}}, 256),
     ],
 )
-def test_models_share_two_cores_where_both_compute_on_them(
+def test_models_sharing_two_cores_draft_ahead_less(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     devices: list[str],
@@ -129,9 +129,7 @@ def test_models_share_two_cores_where_both_compute_on_them(
     assert StackConfig(**values).worker_config("draft").lookahead_sequences == sequences
 
 
-def test_a_gpu_under_wsl_is_one_where_its_driver_is_nvidia_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wsl_gpu_needs_nvidias_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = tmp_path / "libcuda.so.1"
     (tmp_path / "dxg").touch()
     monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0, 1))

@@ -41,9 +41,7 @@ def specs_of(config: StackConfig) -> list[Any]:
     return list(specs)
 
 
-def test_a_stack_s_processes_are_as_it_was_when_it_was_started(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_processes_keep_the_environment_of_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever becomes of our environment and working folder meanwhile."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -69,7 +67,7 @@ def test_a_stack_s_processes_are_as_it_was_when_it_was_started(
         assert spec.environment["PACELINE_TEST_MORE"] == "2"
 
 
-def test_the_folder_of_the_sockets_is_looked_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_removed_socket_folder_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Once: what tidies up /tmp took it away, and no worker could be started again."""
     monkeypatch.setattr(stack_module, "Supervisor", FakeSupervisor)
     own = str(tmp_path / "own.sock")
@@ -96,7 +94,7 @@ def test_processes_of_a_stack_share_a_secret(monkeypatch: pytest.MonkeyPatch) ->
     WorkerSecret(seen[0])
 
 
-def test_secret_of_the_environment_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_in_the_environment_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_module, "Supervisor", FakeSupervisor)
     monkeypatch.setenv(VARIABLE, "0123456789abcdef")
     specs = specs_of(StackConfig())

@@ -42,7 +42,7 @@ def of(**values: Any) -> list[tuple[int | None, float | None]]:
         ({**ONE, "target": {"num_blocks": 3}}, [(3, None), (None, 0.255)]),
     ],
 )
-def test_each_worker_gets_its_part(
+def test_each_worker_gets_its_share_of_memory(
     values: dict[str, Any], expected: list[tuple[int | None, float | None]]
 ) -> None:
     if values.get("draft_model", "") is None:
@@ -50,7 +50,7 @@ def test_each_worker_gets_its_part(
     assert of(**values) == expected
 
 
-def test_auto_is_the_first_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_means_the_first_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
     assert of() == [(None, None), (None, None)]
     (tmp_path / "nvidia0").touch()
@@ -78,12 +78,12 @@ def test_auto_is_the_first_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"draft_model": None, "draft_num_blocks": 3}, "draft_num_blocks"),
     ],
 )
-def test_what_contradicts_itself_is_refused(values: dict[str, Any], field: str) -> None:
+def test_contradictory_settings_are_refused(values: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         StackConfig(**values)
     assert refused.value.field == field
 
 
-def test_a_share_that_is_named_twice_over_is_told_in_all() -> None:
+def test_shares_above_a_whole_gpu_are_refused_with_the_sum() -> None:
     with pytest.raises(InvalidArgumentError, match=r"is 0\.4, and .* 0\.7 of that GPU: 1\.1 in total"):
         StackConfig(**ONE, target_gpu_memory_utilization=0.7, draft_gpu_memory_utilization=0.4)

@@ -44,7 +44,7 @@ class Start:
 
 
 @pytest.mark.parametrize(("seconds", "given"), [(300.25, [900.0, 599.8]), (900.0, [900.0, 0.1])])
-def test_what_one_step_took_the_next_ones_do_not_have(
+def test_steps_share_the_start_timeout(
     seconds: float, given: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: each had all of `--start-timeout`, and 900 seconds could become 1800."""
@@ -66,7 +66,7 @@ def test_what_one_step_took_the_next_ones_do_not_have(
         ({"drain_timeout": 60.0}, 1.0, 1.0),
     ],
 )
-def test_a_stop_waits_for_the_draining(
+def test_stopping_waits_for_the_drain(
     changes: dict[str, Any], given: float | None, patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, patiences = Start(1.0), list[float]()

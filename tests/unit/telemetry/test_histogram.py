@@ -19,7 +19,7 @@ VALUES = st.one_of(st.floats(0, 20), st.sampled_from(BOUNDS))
 
 
 @given(st.lists(st.tuples(VALUES, st.integers(0, 3)), max_size=30))
-def test_it_counts_as_prometheus_does(values: list[tuple[float, int]]) -> None:
+def test_a_histogram_counts_like_prometheus(values: list[tuple[float, int]]) -> None:
     ours, theirs = Histogram(BOUNDS), Theirs("x", "x", buckets=BOUNDS, registry=None)
     for value, times in values:
         ours.observe_each(value, times)
@@ -50,7 +50,7 @@ def test_it_counts_as_prometheus_does(values: list[tuple[float, int]]) -> None:
         histogram.SMALL_COUNTS,
     ],
 )
-def test_bounds_rise(bounds: tuple[float, ...]) -> None:
+def test_bounds_increase(bounds: tuple[float, ...]) -> None:
     assert list(bounds) == sorted(set(bounds))
 
 

@@ -51,14 +51,14 @@ def lines() -> Any:
 
 
 @pytest.mark.parametrize("name", ["DEBUG", "warning", "Error"])
-def test_the_environment_names_the_level(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_level(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_LOG_LEVEL", name)
     logs.configure_logging("target", "text", io.StringIO())
     assert logging.getLevelName(logging.getLogger().level) == name.upper()
 
 
 @pytest.mark.parametrize("name", ["verbose", "", "10"])
-def test_what_is_no_level_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_level_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: it ended the process with a traceback."""
     monkeypatch.setenv("PACELINE_LOG_LEVEL", name)
     with pytest.raises(InvalidArgumentError, match=f"PACELINE_LOG_LEVEL must be .*got '{name}'") as refused:
@@ -66,7 +66,7 @@ def test_what_is_no_level_is_refused(name: str, monkeypatch: pytest.MonkeyPatch)
     assert refused.value.field == "log_level"
 
 
-def test_a_json_line_says_when_who_and_what(lines: Any) -> None:
+def test_a_json_line_has_the_standard_fields(lines: Any) -> None:
     logging.getLogger("a.b").warning("%d blocks", 3, extra=logs.fields(sequence_id="s", left_out=None))
     (line,) = lines()
     assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
@@ -79,7 +79,7 @@ def test_a_json_line_says_when_who_and_what(lines: Any) -> None:
     }
 
 
-def test_a_field_never_takes_the_place_of_what_every_line_has(lines: Any) -> None:
+def test_a_field_does_not_replace_a_standard_one(lines: Any) -> None:
     logging.getLogger("a").info("said", extra=logs.fields(message="other", role="other"))
     (line,) = lines()
     assert (line["message"], line["role"]) == ("said", "target")
@@ -95,7 +95,7 @@ def test_a_text_line_ends_with_its_fields() -> None:
     )
 
 
-def test_a_fields_line_end_begins_no_line_of_a_clients_own() -> None:
+def test_a_line_end_in_a_field_begins_no_line() -> None:
     stream = io.StringIO()
     logs.configure_logging("draft", "text", stream)
     logging.getLogger("a").info("said", extra=logs.fields(request_id="x\n2026 forged"))
@@ -118,14 +118,14 @@ def test_a_fields_line_end_begins_no_line_of_a_clients_own() -> None:
         (3, "3"),
     ],
 )
-def test_text_value_is_quoted_as_logfmt(value: Any, written: str) -> None:
+def test_a_text_value_is_quoted_like_logfmt(value: Any, written: str) -> None:
     stream = io.StringIO()
     logs.configure_logging("draft", "text", stream)
     logging.getLogger("a").info("said", extra=logs.fields(request_id=value))
     assert stream.getvalue().endswith(f" a: said request_id={written}\n")
 
 
-def test_quoted_values_are_told_apart_again() -> None:
+def test_quoted_values_can_be_parsed() -> None:
     """A parser of logfmt, here that of shell words, finds the field and no other."""
     stream = io.StringIO()
     logs.configure_logging("draft", "text", stream)
@@ -135,7 +135,7 @@ def test_quoted_values_are_told_apart_again() -> None:
     assert words == [f"request_id={sent}", "code=5"]
 
 
-def test_lines_of_a_message_begin_no_log_line() -> None:
+def test_line_ends_in_a_message_begin_no_log_line() -> None:
     stream = io.StringIO()
     logs.configure_logging("draft", "text", stream)
     try:
@@ -146,7 +146,7 @@ def test_lines_of_a_message_begin_no_log_line() -> None:
 
 
 @pytest.mark.parametrize(("named", "shown"), [(False, True), (True, False)])
-def test_role_is_left_out_where_the_parent_writes_it(named: bool, shown: bool) -> None:
+def test_the_role_is_left_out_if_the_parent_writes_it(named: bool, shown: bool) -> None:
     stream = io.StringIO()
     logs.configure_logging("draft", "text", stream, named_by_parent=named)
     logging.getLogger("a").info("said")
@@ -154,14 +154,14 @@ def test_role_is_left_out_where_the_parent_writes_it(named: bool, shown: bool) -
     assert stream.getvalue().endswith("INFO a: said\n")
 
 
-def test_json_lines_have_the_role_in_any_case() -> None:
+def test_json_lines_always_have_the_role() -> None:
     stream = io.StringIO()
     logs.configure_logging("draft", "json", stream, named_by_parent=True)
     logging.getLogger("a").info("said")
     assert json.loads(stream.getvalue())["role"] == "draft"
 
 
-def test_the_context_of_a_call_is_on_its_lines_and_on_no_other(lines: Any) -> None:
+def test_a_calls_context_is_on_its_own_lines_only(lines: Any) -> None:
     async def call(name: str) -> None:
         logs.context.set({"request_id": name})
         await asyncio.sleep(0)
@@ -175,7 +175,7 @@ def test_the_context_of_a_call_is_on_its_lines_and_on_no_other(lines: Any) -> No
     assert [line.get("request_id") for line in lines()] == ["one", "two", None]
 
 
-def test_what_libraries_attach_is_left_out(written: io.StringIO) -> None:
+def test_fields_attached_by_libraries_are_dropped(written: io.StringIO) -> None:
     logging.getLogger("uvicorn").warning("said", extra={"color_message": SECRET})
     assert SECRET not in written.getvalue()
     assert "said" in written.getvalue()
@@ -202,7 +202,7 @@ def causing(cause: BaseException, error: BaseException) -> None:
         type("OwnError", (RuntimeError,), {})(SECRET),
     ],
 )
-def test_an_exceptions_text_is_withheld_and_its_place_is_told(
+def test_an_exceptions_text_is_withheld_and_its_place_logged(
     error: BaseException, written: io.StringIO
 ) -> None:
     for chained in (lambda: raising(error), lambda: causing(error, InternalError("ours"))):
@@ -217,7 +217,7 @@ def test_an_exceptions_text_is_withheld_and_its_place_is_told(
     assert "InternalError: ours" in text
 
 
-def test_the_parts_of_a_group_are_told_of_one_by_one(written: io.StringIO) -> None:
+def test_each_exception_of_a_group_is_logged(written: io.StringIO) -> None:
     try:
         raising(ExceptionGroup(SECRET, [ValueError(SECRET), InternalError("ours")]))
     except ExceptionGroup:
@@ -229,7 +229,7 @@ def test_the_parts_of_a_group_are_told_of_one_by_one(written: io.StringIO) -> No
 
 
 @pytest.mark.parametrize("error", [InternalError("known"), OSError("known"), RuntimeError("known")])
-def test_texts_that_are_known_to_be_harmless_are_told(error: Exception, written: io.StringIO) -> None:
+def test_harmless_exception_texts_are_logged(error: Exception, written: io.StringIO) -> None:
     try:
         raising(error)
     except Exception:
@@ -237,7 +237,7 @@ def test_texts_that_are_known_to_be_harmless_are_told(error: Exception, written:
     assert "Error: known" in written.getvalue()
 
 
-def test_asyncio_does_not_repeat_what_a_forgotten_task_raised(written: io.StringIO) -> None:
+def test_asyncio_does_not_log_a_forgotten_tasks_exception(written: io.StringIO) -> None:
     async def forget() -> None:
         loop = asyncio.get_running_loop()
         task = loop.create_task(_fail())
@@ -259,7 +259,7 @@ async def _fail() -> None:
     raise ValueError(SECRET)
 
 
-def test_an_exception_that_nobody_caught_is_a_line_like_others(written: io.StringIO) -> None:
+def test_an_uncaught_exception_is_an_ordinary_log_line(written: io.StringIO) -> None:
     def dies() -> None:
         raise ValueError(SECRET)
 
@@ -276,7 +276,7 @@ def test_an_exception_that_nobody_caught_is_a_line_like_others(written: io.Strin
     assert "an exception ended the process" in text
 
 
-def test_warnings_are_lines_like_others(written: io.StringIO) -> None:
+def test_warnings_are_ordinary_log_lines(written: io.StringIO) -> None:
     import warnings
 
     with warnings.catch_warnings():
@@ -320,7 +320,7 @@ def test_lines_of_several_children_do_not_mix(
     assert piece.endswith("\n")
 
 
-def test_a_childs_json_lines_pass_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_childs_json_lines_pass_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     line = '{"time": "2026-01-01T00:00:00+00:00", "message": "said"}'
     logs.child_lines_to_stderr(f"[draft] {line}")
     assert capsys.readouterr().err == f"{line}\n"

@@ -33,7 +33,7 @@ def told(made: OtlpSpans, exported: InMemorySpanExporter) -> dict[str, ReadableS
     return {span.name: span for span in exported.get_finished_spans()}
 
 
-def test_a_wall_clock_that_is_set_back_does_not_end_a_span_before_it_begins(
+def test_a_wall_clock_set_back_gives_no_negative_span(
     monkeypatch: pytest.MonkeyPatch, exported: InMemorySpanExporter
 ) -> None:
     clock = ManualClock()
@@ -50,7 +50,7 @@ def test_a_wall_clock_that_is_set_back_does_not_end_a_span_before_it_begins(
     assert (by_name["round"].start_time, by_name["round"].end_time) == (398.5 * SECOND, 400 * SECOND)
 
 
-def test_a_process_that_is_put_aside_between_its_clocks_does_not_shift_a_span(
+def test_a_pause_between_clock_readings_does_not_shift_a_span(
     monkeypatch: pytest.MonkeyPatch, exported: InMemorySpanExporter
 ) -> None:
     clock = ManualClock()
@@ -70,7 +70,7 @@ def test_a_process_that_is_put_aside_between_its_clocks_does_not_shift_a_span(
     assert (span.start_time, span.end_time) == ((100 + began) * SECOND, (101 + began) * SECOND)
 
 
-def test_a_collector_that_does_not_answer_does_not_hold_the_process_up(
+def test_a_silent_collector_does_not_delay_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over, released = threading.Event(), threading.Event()

@@ -12,7 +12,7 @@ from paceline.telemetry.logs import configure_logging
 from paceline.telemetry.steps import step, step_in
 
 
-def test_a_step_is_found_in_the_line_that_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_found_in_its_log_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PACELINE_LOG_LEVEL", raising=False)
     stream = io.StringIO()
     configure_logging("target", stream=stream)
@@ -36,7 +36,7 @@ def test_other_lines_are_no_steps(line: str) -> None:
     assert told == []
 
 
-def test_steps_are_passed_on() -> None:
+def test_steps_are_forwarded() -> None:
     told: list[str] = []
     steps_to(told.append)("[draft] 2026-01-01 00:00:00,000 draft INFO paceline.steps: loading m")
     assert told == ["draft: loading m"]

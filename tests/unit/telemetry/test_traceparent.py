@@ -22,7 +22,7 @@ def theirs(text: str) -> TraceParent | None:
 
 
 @given(PARENTS)
-def test_what_is_written_is_read_back_by_them_and_by_us(parent: TraceParent) -> None:
+def test_a_trace_context_round_trips_like_opentelemetrys(parent: TraceParent) -> None:
     assert parse(str(parent)) == theirs(str(parent)) == parent
 
 
@@ -48,7 +48,7 @@ T, S = "1" * 32, "2" * 16
         f"00-{'A' * 32}-{S}-01",
     ],
 )
-def test_what_is_a_trace_context_for_them_is_one_for_us(text: str) -> None:
+def test_trace_contexts_are_parsed_like_opentelemetry(text: str) -> None:
     assert parse(text) == theirs(text)
 
 

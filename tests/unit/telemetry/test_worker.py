@@ -39,7 +39,7 @@ class FakeSpans:
         pass
 
 
-def test_an_answer_is_a_span_below_that_of_its_round() -> None:
+def test_an_answers_span_is_below_its_rounds() -> None:
     spans = FakeSpans()
     observer, parent = WorkerObserver("verify", spans), TraceParent(5, 7, True)
     observer.answered(str(parent), "s", 3, 1.0, 2.0, {"more": 4}, "INTERNAL")
@@ -50,17 +50,17 @@ def test_an_answer_is_a_span_below_that_of_its_round() -> None:
 
 
 @pytest.mark.parametrize("traceparent", ["", "nonsense", str(TraceParent(5, 7, False))])
-def test_what_is_not_traced_makes_no_span(traceparent: str) -> None:
+def test_an_untraced_answer_makes_no_span(traceparent: str) -> None:
     spans = FakeSpans()
     WorkerObserver("verify", spans).answered(traceparent, "s", 1, 0.0, 1.0, {})
     assert spans.made == []
 
 
-def test_a_worker_that_sends_no_spans_ignores_the_coordinators_wish() -> None:
+def test_a_worker_without_tracing_ignores_sampling() -> None:
     WorkerObserver("verify").answered(str(TraceParent(5, 7, True)), "s", 1, 0.0, 1.0, {})
 
 
-def test_the_port_tells_of_passes_and_of_what_is_held() -> None:
+def test_metrics_show_passes_and_held_blocks() -> None:
     observer, pool = WorkerObserver(), BlockPool(8, 16)
     pool.allocate()
     observer.passes["rounds"].ran(rows=10, sequences=2, seconds=0.004)
@@ -86,7 +86,7 @@ def test_the_port_tells_of_passes_and_of_what_is_held() -> None:
     assert f"paceline:worker_sequences_held{{{common}}} 2.0" in lines
 
 
-def test_worker_without_a_cache_has_no_block_metrics() -> None:
+def test_a_worker_without_a_cache_has_no_block_metrics() -> None:
     collector = WorkerCollector("draft", "m", WorkerObserver(), None, lambda: 2)
     names = {metric.name for metric in collector.collect()}
     assert "paceline:worker_sequences_held" in names
@@ -120,7 +120,7 @@ def test_names_are_the_same_in_every_format(metrics_url: str, accept: str, kind:
     assert (lines[-1] == "# EOF") == (kind == "application/openmetrics-text")
 
 
-def test_workers_port_tells_of_no_request(metrics_url: str) -> None:
+def test_a_workers_metrics_reveal_no_request(metrics_url: str) -> None:
     """It has no key and no certificate: labels are names of the model and of kinds, and nothing else."""
     with urllib.request.urlopen(metrics_url, timeout=60) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
@@ -135,7 +135,7 @@ def test_other_paths_of_a_workers_port_are_not_found(metrics_url: str) -> None:
     failure.value.close()
 
 
-def test_a_client_that_goes_away_is_no_traceback(
+def test_a_disconnecting_client_causes_no_traceback(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "paceline.telemetry.worker_metrics")
@@ -160,7 +160,7 @@ def test_a_client_that_goes_away_is_no_traceback(
 
 
 @pytest.mark.slow
-def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
+def test_opentelemetry_is_loaded_only_when_enabled() -> None:
     code = (
         "import sys, coordinator.main, coordinator.api.http.app, target_worker.main, draft_worker.main;"
         "from paceline.telemetry.tracing import make_spans;"
@@ -189,7 +189,7 @@ def test_without_the_package_the_setting_is_refused(monkeypatch: pytest.MonkeyPa
         (TargetConfig, "metrics_port", 70000),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(cls: Any, field_name: str, value: Any) -> None:
+def test_invalid_settings_are_refused_by_field(cls: Any, field_name: str, value: Any) -> None:
     needed = {"model": "m"} if cls is TargetConfig else {"targets": ("a:1",), "tokenizer": "t"}
     with pytest.raises(InvalidArgumentError) as refused:
         cls(**needed, **{field_name: value})

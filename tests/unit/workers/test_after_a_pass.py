@@ -40,7 +40,7 @@ def check_told(event: Any, error: Exception, log: str) -> None:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_a_round_that_cannot_be_judged(
+def test_a_failing_judgement_ends_one_round(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(items: Sequence[VerifyItem], *rest: Any) -> Any:
@@ -64,7 +64,7 @@ def test_a_round_that_cannot_be_judged(
     assert isinstance(event, RoundVerdict)
 
 
-def test_a_device_that_can_compute_no_more_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_device_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in judging that a GPU is first waited for, and so that its faults are first seen."""
 
     def dead(*_: Any) -> Any:
@@ -81,7 +81,7 @@ def test_a_device_that_can_compute_no_more_ends_the_worker(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_a_token_that_cannot_be_drawn(
+def test_a_failing_draw_ends_one_round(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(steps: Sequence[DrawStep], *rest: Any) -> Any:
@@ -106,7 +106,7 @@ def test_a_token_that_cannot_be_drawn(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_a_prompt_that_cannot_be_reported(
+def test_a_failing_prompt_report_ends_one_sequence(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> Any:
@@ -128,7 +128,7 @@ def test_a_prompt_that_cannot_be_reported(
 
 
 @pytest.mark.parametrize("alone", ["the model", "the same again"])
-def test_scored_rows_for_which_there_is_no_memory(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scored_rows_out_of_memory_end_one_sequence(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: what the pass had scored was taken up after its sequence had failed alone: the thread died."""
     worker, prompt = test_reports.Worker(monkeypatch), test_reports.LONG[:6]
     worker.open("bad", prompt, prompt_logprobs=1)
@@ -151,7 +151,7 @@ def test_scored_rows_for_which_there_is_no_memory(alone: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_a_first_row_that_cannot_be_reported(
+def test_a_failing_precomputed_report_ends_one_round(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was computed before its round began, which then is judged as it is taken up."""

@@ -37,14 +37,14 @@ def returned(delay: BatchingDelay, seconds: Sequence[float], rounds: int = 3, ro
     return now
 
 
-def test_who_is_back_soon_is_waited_for_until_then() -> None:
+def test_a_sequence_returning_soon_is_waited_for() -> None:
     delay = known()
     now = returned(delay, [2e-3, 5e-3])
     assert delay.seconds(1, now) == pytest.approx(5e-3)
     assert delay.seconds(1, now + 1e-3) == pytest.approx(4e-3)
 
 
-def test_who_has_come_is_not_waited_for() -> None:
+def test_a_returned_sequence_is_not_waited_for() -> None:
     delay = known()
     now = returned(delay, [2e-3, 5e-3])
     delay.back("s1", 1, now + 1e-3)
@@ -54,7 +54,7 @@ def test_who_has_come_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_who_does_not_come_is_not_waited_for_any_longer(lost: bool) -> None:
+def test_a_lost_sequence_is_not_waited_for_any_longer(lost: bool) -> None:
     delay = known()
     now = returned(delay, [2e-3])
     if lost:
@@ -64,34 +64,34 @@ def test_who_does_not_come_is_not_waited_for_any_longer(lost: bool) -> None:
 
 
 @pytest.mark.parametrize(("usual", "waited_for"), [(0.5, True), (0.81, True), (0.83, False), (3.0, False)])
-def test_only_who_takes_less_than_a_step_is_waited_for(usual: float, waited_for: bool) -> None:
+def test_only_returns_shorter_than_a_step_are_waited_for(usual: float, waited_for: bool) -> None:
     """Else another group's pass meanwhile is of more use: 2 steps against one and the way back."""
     delay = known(row=0.0)
     now = returned(delay, [usual * STEP])
     assert (delay.seconds(1, now) > 0) is waited_for
 
 
-def test_however_little_is_left_of_a_long_return_it_is_not_waited_for() -> None:
+def test_the_rest_of_a_long_return_is_not_waited_for() -> None:
     """Once together all would leave and return at the same time, and the model would idle meanwhile."""
     delay = known()
     now = returned(delay, [STEP] * 4)
     assert delay.seconds(4, now + 0.99 * STEP) == 0
 
 
-def test_where_rows_cost_more_than_steps_nobody_is_waited_for() -> None:
+def test_nothing_is_waited_for_if_rows_cost_more_than_steps() -> None:
     delay = known(step=1e-3, row=1e-3)
     now = returned(delay, [0.3e-3] * 16, rows=5)
     assert delay.seconds(80, now) == 0
     assert delay.seconds(1, returned(known(step=1e-3, row=1e-6), [0.3e-3])) == 0, "not this one's"
 
 
-def test_the_quick_are_waited_for_where_the_slow_are_not() -> None:
+def test_quick_sequences_are_waited_for_but_slow_ones_not() -> None:
     delay = known()
     now = returned(delay, [50e-3, 2e-3, 40e-3])
     assert delay.seconds(1, now) == pytest.approx(2e-3)
 
 
-def test_nobody_is_waited_for_while_nothing_is_known() -> None:
+def test_nothing_is_waited_for_without_measurements() -> None:
     delay = known()
     delay.answered("new", 1, 0.0)
     assert delay.seconds(1, 0.0) == 0, "how long it takes"
@@ -102,7 +102,7 @@ def test_nobody_is_waited_for_while_nothing_is_known() -> None:
     assert delay.seconds(1, now) == 0, "what a step is of that"
 
 
-def test_who_stops_drafting_is_waited_for_from_its_second_plain_round_on() -> None:
+def test_a_sequence_turned_plain_is_waited_for_from_round_two() -> None:
     """And who begins to draft is not: a mean of both would follow after a dozen rounds."""
     delay = known()
     now = returned(delay, [50e-3], rounds=MANY, rows=5)
@@ -115,7 +115,7 @@ def test_who_stops_drafting_is_waited_for_from_its_second_plain_round_on() -> No
     assert delay.seconds(1, now + 2) == 0
 
 
-def test_times_that_vary_are_given_more() -> None:
+def test_varying_times_get_a_margin() -> None:
     delay = known()
     for i in range(40):
         delay.answered("s", 1, float(i))
@@ -124,7 +124,7 @@ def test_times_that_vary_are_given_more() -> None:
     assert delay.seconds(1, 40.0) == pytest.approx(3e-3 + LATE * 1e-3, rel=0.1)
 
 
-def test_a_pause_of_a_client_says_little_of_its_next_return() -> None:
+def test_a_clients_pause_hardly_changes_the_usual_return() -> None:
     delay = known()
     now = returned(delay, [2e-3], rounds=MANY)
     delay.back("s0", 1, now + 60)
@@ -133,7 +133,7 @@ def test_a_pause_of_a_client_says_little_of_its_next_return() -> None:
     assert 0 < delay.seconds(1, now + 60) < usual + 2 * LATE * 1e-3
 
 
-def test_the_cost_of_a_pass_is_a_step_and_its_rows() -> None:
+def test_a_passes_cost_is_a_step_plus_its_rows() -> None:
     cost = PassCost()
     assert cost.line() == (0.0, 0.0)
     for rows in (1, 3, 9, 20, 40):
@@ -146,16 +146,14 @@ def test_the_cost_of_a_pass_is_a_step_and_its_rows() -> None:
     [((3e-3, 1e-3), (2e-3, 0.0)), ((1e-3, 9e-3), (0.0, 10e-3 / 5))],
     ids=["rows that save time", "a step of less than nothing"],
 )
-def test_costs_that_cannot_be_are_not_believed(
-    seconds: tuple[float, float], line: tuple[float, float]
-) -> None:
+def test_impossible_costs_are_corrected(seconds: tuple[float, float], line: tuple[float, float]) -> None:
     cost = PassCost()
     cost.observe(1, seconds[0])
     cost.observe(4, seconds[1])
     assert cost.line() == pytest.approx(line)
 
 
-def test_what_is_usual_follows_what_is_seen() -> None:
+def test_the_usual_value_follows_observations() -> None:
     usual = Usual(1.0)
     usual.observe(2.0)
     assert usual.mean == 1.5, "the first ones count alike"
@@ -165,16 +163,14 @@ def test_what_is_usual_follows_what_is_seen() -> None:
     assert usual.deviation == pytest.approx(0, abs=0.05)
 
 
-def test_a_first_time_of_nothing_is_not_believed_for_ever() -> None:
+def test_a_first_observation_of_zero_is_outgrown() -> None:
     usual = Usual(0.0)
     usual.observe(2.0)
     assert usual.mean == 1.0
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_target_s_sequences_share_passes_however_they_began(
-    waits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_targets_sequences_share_passes(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each begins while another's pass runs. With nobody waited for, groups of them take turns."""
     worker = Worker(max_model_len=400, num_blocks=400)
     forward = worker.runner.forward
@@ -209,7 +205,7 @@ def test_a_target_s_sequences_share_passes_however_they_began(
     assert set(worker.runner.passes[-20:]) == {4 if waits else 2}
 
 
-def test_who_leaves_a_target_is_not_waited_for() -> None:
+def test_a_dropped_sequence_is_not_waited_for() -> None:
     worker = Worker()
     worker.it._delay = known()
     for name in "st":

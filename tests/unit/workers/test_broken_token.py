@@ -132,7 +132,7 @@ def real() -> ModelRunner:
 
 
 @pytest.mark.parametrize("who", ["itself", "another"])
-def test_a_draft_token_read_with_the_ledger_spoils_nothing_of_it(real: ModelRunner, who: str) -> None:
+def test_a_breaking_draft_token_leaves_the_ledger_intact(real: ModelRunner, who: str) -> None:
     """Once: the ledger's entries were no numbers after that, and others found them in the prefix cache."""
     table = real.new_table()
     right = int(real.forward([SequenceInput(table, TEXT, 1)])[0].argmax())
@@ -151,7 +151,7 @@ def test_a_draft_token_read_with_the_ledger_spoils_nothing_of_it(real: ModelRunn
 # ---- the toy --------------------------------------------------------------------------------------
 
 
-def test_what_was_sound_before_stays() -> None:
+def test_entries_known_to_be_sound_are_kept() -> None:
     """The rows of a round told that all before them is numbers: only what came since is computed again."""
     worker, (token, *_) = target(), best(1, PROMPT)
     worker.open("s", PROMPT)
@@ -169,7 +169,7 @@ def test_what_was_sound_before_stays() -> None:
 
 @pytest.mark.parametrize("reported", [{}, {"prompt_logprobs": 1}], ids=["plain", "prompt_logprobs"])
 @pytest.mark.parametrize("length", [len(PROMPT), 50], ids=["one pass", "two passes"])
-def test_a_prompt_that_breaks_it_spoils_none_that_begins_alike(length: int, reported: dict[str, int]) -> None:
+def test_a_breaking_prompt_does_not_affect_its_prefix(length: int, reported: dict[str, int]) -> None:
     worker, begun = target(), [i % POISON for i in range(length)]
     for name in ("s", "t"):
         worker.open(name, [*begun, POISON], **reported)
@@ -180,7 +180,7 @@ def test_a_prompt_that_breaks_it_spoils_none_that_begins_alike(length: int, repo
 
 
 @pytest.mark.parametrize("given_up", [True, False])
-def test_who_finds_it_before_anybody_knows_is_computed_again(given_up: bool) -> None:
+def test_a_sequence_with_broken_cached_entries_recomputes(given_up: bool) -> None:
     """Once: it failed for what the prompt of another one had broken, at which nobody had looked yet."""
     worker, begun = target(), [i % POISON for i in range(38)]
     worker.open("s", [*begun, POISON, *begun[:15]])
@@ -203,7 +203,7 @@ def test_who_finds_it_before_anybody_knows_is_computed_again(given_up: bool) -> 
     assert worker.answer(verify("u", len(begun))).verdict.token_ids == best(1, begun)
 
 
-def test_one_that_is_broken_itself_fails_whatever_it_found() -> None:
+def test_a_sequence_broken_by_its_own_prompt_fails() -> None:
     worker, begun = target(), [i % POISON for i in range(38)]
     worker.open("s", [*begun, POISON, *begun[:9]])
     worker.it.handle(verify("s", len(begun) + 10), 0.0)
@@ -214,7 +214,7 @@ def test_one_that_is_broken_itself_fails_whatever_it_found() -> None:
 
 
 @pytest.mark.parametrize("branches", [0, 1], ids=["when it is asked", "meanwhile"])
-def test_a_draft_does_not_go_on_from_it(branches: int) -> None:
+def test_a_draft_does_not_continue_from_broken_entries(branches: int) -> None:
     worker = draft(branches)
     worker.open("s", [*PROMPT, POISON])
     check_broken(worker.answer(DraftRound("s", 1, 1, len(PROMPT) + 1, (), 3)))

@@ -167,7 +167,7 @@ def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 @pytest.mark.parametrize("nothing", NOTHING)
 @pytest.mark.parametrize("k", mostly_full([2, 1], count=1))
 @pytest.mark.parametrize("mode", RATIOS)
-def test_a_token_behind_which_there_is_nothing_comes_as_often_as_in_plain_decoding(
+def test_a_final_token_is_as_frequent_as_in_plain_decoding(
     mode: AcceptanceMode, k: int, nothing: str
 ) -> None:
     """Once: a row that is no numbers voided the whole round, and an accepted chain with nothing behind it was
@@ -177,14 +177,14 @@ def test_a_token_behind_which_there_is_nothing_comes_as_often_as_in_plain_decodi
 
 @pytest.mark.parametrize("nothing", NOTHING)
 @pytest.mark.parametrize("mode", RATIOS)
-def test_a_token_that_breaks_it_and_never_comes_fails_nobody(mode: AcceptanceMode, nothing: str) -> None:
+def test_a_breaking_token_that_is_never_drawn_fails_nothing(mode: AcceptanceMode, nothing: str) -> None:
     proposals = [one if i % 2 else Proposal((END, ON)) for i, one in enumerate(drawn(2))]
     check_as_plain_decoding(Many(mode, nothing, first=(0.0, 0.5, 0.5)), proposals)
 
 
 @pytest.mark.usefixtures("where")
 @pytest.mark.parametrize("mode", AcceptanceMode)
-def test_where_the_target_chooses_a_dead_end_is_no_verdict(mode: AcceptanceMode) -> None:
+def test_a_chosen_dead_end_gives_no_verdict(mode: AcceptanceMode) -> None:
     """The round is put again without draft tokens, and comes to the same."""
     logits = torch.zeros(2, 5)
     logits[0, END], logits[1, :NEVER] = 40.0, -math.inf
@@ -230,7 +230,7 @@ SURE = {"logit_bias": {2: 60.0}}
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["its first row is known", "it is not"])
-def test_nothing_of_a_broken_pass_stays(before: bool) -> None:
+def test_a_broken_pass_leaves_nothing(before: bool) -> None:
     one = One(pre_verify=before)
     one.runner.cancellable = before
     one.open("s", PROMPT, **SURE)
@@ -249,7 +249,7 @@ def test_nothing_of_a_broken_pass_stays(before: bool) -> None:
     assert tokens_of(told)[0] == 2
 
 
-def test_one_that_began_with_what_another_computed_is_judged_alike() -> None:
+def test_a_sequence_with_cached_entries_is_judged_alike() -> None:
     one, prompt = One(), [i % POISON for i in range(20)]
     one.open("s", prompt, **SURE)
     assert tokens_of(one.ask("s", 1, len(prompt))[0]) == (2,)
@@ -262,7 +262,7 @@ def test_one_that_began_with_what_another_computed_is_judged_alike() -> None:
     check_broken(*one.ask("u", 1, len(prompt) + 1, 2, 2))
 
 
-def test_a_round_that_breaks_without_its_draft_tokens_fails() -> None:
+def test_a_round_broken_without_its_draft_fails() -> None:
     one = One()
     one.open("s", [*PROMPT, POISON], **SURE)
     check_broken(*one.ask("s", 1, len(PROMPT) + 1, 2, 2))
@@ -282,7 +282,7 @@ def test_a_prompt_is_reported_once() -> None:
 
 
 @pytest.mark.parametrize("mode", RATIOS)
-def test_what_a_grammar_allows_still_counts(mode: AcceptanceMode) -> None:
+def test_the_grammar_still_applies_after_a_broken_pass(mode: AcceptanceMode) -> None:
     """Without draft tokens "b" comes, then "a"; the model breaks on "b", or on "a" behind it."""
     a, b = TOKENS.index("a"), TOKENS.index("b")
     structure = StructuredOutputs(regex="ba|bb")

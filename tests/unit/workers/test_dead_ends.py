@@ -33,7 +33,7 @@ def drawn_from(**weights: float) -> SparseDistribution:
 
 
 @pytest.mark.parametrize("k", [1, 2])
-def test_a_proposal_that_leads_to_a_dead_end_and_is_wrong_costs_nothing(k: int) -> None:
+def test_a_wrong_proposal_into_a_dead_end_costs_nothing(k: int) -> None:
     pair = Pair(towards_a_dead_end(temperature=0, logit_bias={A: 50.0}))
     pair.round = 1
     pair.judge(Proposal((B, B)[:k]))
@@ -42,7 +42,7 @@ def test_a_proposal_that_leads_to_a_dead_end_and_is_wrong_costs_nothing(k: int) 
 
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
-def test_a_dead_end_comes_as_often_as_the_target_would_draw_it(mode: AcceptanceMode, k: int) -> None:
+def test_a_dead_end_is_as_frequent_as_the_target_draws_it(mode: AcceptanceMode, k: int) -> None:
     """A quarter of the proposals begins with "a"; half of the texts do. A round that is asked for again
     without its proposal draws once more where that leads to a dead end."""
     count = 240
@@ -65,7 +65,7 @@ def test_a_dead_end_comes_as_often_as_the_target_would_draw_it(mode: AcceptanceM
 
 @pytest.mark.parametrize("k", [0, 1, 2])
 @pytest.mark.parametrize("mode", AcceptanceMode)
-def test_a_dead_end_that_is_accepted_fails_as_in_plain_decoding(mode: AcceptanceMode, k: int) -> None:
+def test_an_accepted_dead_end_fails_as_in_plain_decoding(mode: AcceptanceMode, k: int) -> None:
     """Its token comes, with its log-probability; what is to come behind it is asked for, and that fails."""
     pair = Pair(towards_a_dead_end(logit_bias={B: 60.0}, logprobs=0, temperature=0.5), mode)
     proposal = Proposal((B, A)[:k])

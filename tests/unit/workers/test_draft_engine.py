@@ -87,7 +87,7 @@ def test_the_last_draft_token_is_not_fed() -> None:
     assert worker.runner.passes == [3, 1, 1]
 
 
-def test_the_missing_entry_of_dk_is_fed_after_a_full_acceptance() -> None:
+def test_the_last_entry_is_fed_after_full_acceptance() -> None:
     worker = Worker()
     worker.open()
     worker.ask(3)
@@ -165,7 +165,7 @@ def check_goes_on(worker: Worker) -> None:
     ("mode", "length"),
     [*((mode, len(PROMPT)) for mode in AcceptanceMode), (AcceptanceMode.COUPLED, len(PROMPT) + 1)],
 )
-def test_logits_that_are_not_numbers_end_one_round_alone(mode: AcceptanceMode, length: int) -> None:
+def test_nan_logits_end_only_their_round(mode: AcceptanceMode, length: int) -> None:
     worker, bad = spoilt(mode, length)
     assert isinstance(bad, SequenceFailed)
     assert isinstance(bad.error, InternalError)
@@ -175,7 +175,7 @@ def test_logits_that_are_not_numbers_end_one_round_alone(mode: AcceptanceMode, l
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
 @pytest.mark.parametrize("drawn", [1, 2])
-def test_a_proposal_that_breaks_off_holds_what_was_drawn(mode: AcceptanceMode, drawn: int) -> None:
+def test_an_interrupted_proposal_holds_what_was_drawn(mode: AcceptanceMode, drawn: int) -> None:
     """Once: nothing, so that which tokens were proposed depended on what came after them."""
     worker, bad = spoilt(mode, len(PROMPT) + drawn)
     assert isinstance(bad, DraftProposal)
@@ -188,7 +188,7 @@ def test_a_proposal_that_breaks_off_holds_what_was_drawn(mode: AcceptanceMode, d
 
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
-def test_where_the_model_rules_out_all_that_may_come_a_proposal_breaks_off(
+def test_a_proposal_ends_where_no_permitted_token_is_possible(
     mode: AcceptanceMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: the token had an empty distribution, for which the target refused the proposal."""
@@ -210,7 +210,7 @@ def test_where_the_model_rules_out_all_that_may_come_a_proposal_breaks_off(
 
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.COUPLED, AcceptanceMode.BLOCK])
-def test_out_of_blocks_in_the_middle_of_a_proposal_the_younger_one_yields(mode: AcceptanceMode) -> None:
+def test_the_younger_yields_when_a_proposal_lacks_blocks(mode: AcceptanceMode) -> None:
     worker = Worker(num_blocks=2)
     worker.open("a")
     worker.open("b", (3, 2, 1), GREEDY if mode is AcceptanceMode.COUPLED else SamplingParams(seed=3), mode)
@@ -228,7 +228,7 @@ def test_out_of_blocks_in_the_middle_of_a_proposal_the_younger_one_yields(mode: 
     assert mode is AcceptanceMode.BLOCK or event.proposal.token_ids == best(3, (3, 2, 1))
 
 
-def test_branches_go_before_any_sequence() -> None:
+def test_branches_are_dropped_before_any_sequence() -> None:
     worker = Worker(num_blocks=5, lookahead_branches=8)
     for name in ("a", "b"):
         worker.open(name)
@@ -273,7 +273,7 @@ def test_a_proposal_beyond_the_models_length_is_refused() -> None:
         SamplingParams(seed=1, stop_token_ids=[VOCAB], min_tokens=2),
     ],
 )
-def test_a_sequence_that_cannot_be_sampled_is_refused_when_it_is_opened(sampling: SamplingParams) -> None:
+def test_a_sequence_that_cannot_be_sampled_is_refused(sampling: SamplingParams) -> None:
     """Once: ids beyond the vocabulary in logit_bias or stop_token_ids ended the engine thread."""
     worker = Worker()
     (event,) = worker.open("s", PROMPT, sampling)
@@ -313,7 +313,7 @@ def chaining(**config: Any) -> Worker:
         (SamplingParams(temperature=1.0, seed=4), AcceptanceMode.BLOCK),
     ],
 )
-def test_a_chain_is_what_single_steps_would_draw(sampling: SamplingParams, mode: AcceptanceMode) -> None:
+def test_a_chain_equals_single_steps(sampling: SamplingParams, mode: AcceptanceMode) -> None:
     """Tokens, and the bits of what they were drawn from."""
     answers, steps = [], []
     for worker in (Worker(), chaining()):
@@ -335,7 +335,7 @@ def test_a_chain_is_what_single_steps_would_draw(sampling: SamplingParams, mode:
 
 
 @pytest.mark.parametrize("why", LOOKED_AT)
-def test_what_must_be_looked_at_goes_step_by_step(why: str) -> None:
+def test_requests_needing_inspection_go_step_by_step(why: str) -> None:
     answers = []
     for worker in (Worker(), chaining()):
         worker.open("s", PROMPT, *LOOKED_AT[why])
@@ -349,7 +349,7 @@ def test_what_must_be_looked_at_goes_step_by_step(why: str) -> None:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED])
-def test_a_chain_tells_what_branches_begin_with(sampling: SamplingParams) -> None:
+def test_a_chain_gives_the_beginnings_of_branches(sampling: SamplingParams) -> None:
     """Proposals, branches and what they begin with are those of single steps."""
     made, margins = [], []
     for skills in (None, ChainSkills(supports=False, max_feed=1), ChainSkills(supports=True, max_feed=16)):
@@ -375,7 +375,7 @@ def test_a_chain_tells_what_branches_begin_with(sampling: SamplingParams) -> Non
     assert margins[1:] == [pytest.approx(margins[0], abs=1e-5)] * 2
 
 
-def test_a_drawn_token_that_is_not_the_best_has_a_margin_below_0() -> None:
+def test_a_drawn_token_below_the_best_has_negative_margin() -> None:
     row = torch.from_numpy(MODEL.rows(list(PROMPT), 1))[0].double() / 2.0
     signs = set()
     for seed in range(12):
@@ -391,7 +391,7 @@ def test_a_drawn_token_that_is_not_the_best_has_a_margin_below_0() -> None:
     assert signs == {True, False}
 
 
-def test_a_chain_without_distributions_serves_no_ratio_test() -> None:
+def test_a_chain_without_distributions_is_not_used_for_ratios() -> None:
     worker = Worker()
     worker.runner.chain_skills = ChainSkills(supports=False, max_feed=1)
     worker.open("s", PROMPT, COUPLED, AcceptanceMode.BLOCK)
@@ -401,7 +401,7 @@ def test_a_chain_without_distributions_serves_no_ratio_test() -> None:
     assert len(event.proposal.distributions) == 3
 
 
-def test_chains_together_feed_no_more_than_a_pass_may_have() -> None:
+def test_chains_together_respect_the_pass_budget() -> None:
     """Once: all that had decoded plainly for a while were caught up with in one call."""
     most, tail = 33, (1, 2, 3, 4, 5, 1, 2, 3, 4, 5)
     worker = chaining(num_blocks=200, max_batch_tokens=most)
@@ -430,7 +430,7 @@ def test_chains_together_feed_no_more_than_a_pass_may_have() -> None:
     assert max(worker.runner.passes) <= most
 
 
-def test_a_chain_that_fails_goes_on_step_by_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_chain_continues_step_by_step(caplog: pytest.LogCaptureFixture) -> None:
     worker = chaining()
     worker.open()
     worker.ask(3)
@@ -442,7 +442,7 @@ def test_a_chain_that_fails_goes_on_step_by_step(caplog: pytest.LogCaptureFixtur
     assert "token by token" in caplog.text
 
 
-def test_a_chain_without_blocks_goes_on_step_by_step() -> None:
+def test_a_chain_without_blocks_continues_step_by_step() -> None:
     """What then lacks a block is preempted as ever."""
     worker = chaining(num_blocks=1)
     worker.open()
@@ -453,7 +453,7 @@ def test_a_chain_without_blocks_goes_on_step_by_step() -> None:
     assert worker.runner.pool.used_blocks == 0
 
 
-def test_a_lone_chain_that_takes_no_row_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_chain_without_rows_does_not_end_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device has not recorded it yet, and says nothing of any; or its first logits are no numbers."""
     worker = chaining()
     worker.open()
@@ -472,7 +472,7 @@ def test_a_lone_chain_that_takes_no_row_ends_no_worker(monkeypatch: pytest.Monke
     assert isinstance(event.error, InternalError)
 
 
-def test_logits_that_are_no_numbers_end_one_chain() -> None:
+def test_nan_logits_end_one_chain() -> None:
     worker = chaining()
     worker.open()
     worker.open("t", (5, 5, 5))
@@ -509,7 +509,7 @@ def drawn_of(row: list[float], **sampling: Any) -> Drawn | None:
     return drawn
 
 
-def test_a_row_is_sound_although_its_first_token_has_no_share() -> None:
+def test_a_row_with_a_zero_first_probability_is_sound() -> None:
     """A support is in the order of ids. Once the row was told to be no numbers."""
     drawn = drawn_of([-103.0, -36.6415, -36.4367, -36.2668, 0.0, 0.0])
     assert drawn is not None
@@ -518,6 +518,6 @@ def test_a_row_is_sound_although_its_first_token_has_no_share() -> None:
     assert drawn.token_id > 0
 
 
-def test_a_row_that_leaves_nothing_to_draw_is_not_sound() -> None:
+def test_a_row_without_a_drawable_token_is_not_sound() -> None:
     assert drawn_of([0.0, torch.nan, 0.0]) is None
     assert drawn_of([0.0, -torch.inf, 0.0], allowed_token_ids=[1]) is None

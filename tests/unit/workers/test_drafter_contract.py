@@ -276,7 +276,7 @@ def _uniform() -> Iterator[None]:
 
 @pytest.mark.parametrize("check", CONTRACT)
 @pytest.mark.parametrize("name", [*DRAFTERS_HERE, *DRAFTERS, uniform_drafter.NAME])
-def test_drafter_keeps_the_contract(name: str, check: Callable[[Case], None]) -> None:
+def test_a_drafter_keeps_the_contract(name: str, check: Callable[[Case], None]) -> None:
     make = DRAFTERS_HERE.get(name, lambda: registered(name))
     case = Case(make())
     check(case)
@@ -284,7 +284,7 @@ def test_drafter_keeps_the_contract(name: str, check: Callable[[Case], None]) ->
     assert case.it.free_entries == case.free
 
 
-def test_unknown_drafter_is_refused() -> None:
+def test_an_unknown_drafter_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="must be one of model") as refused:
         kind_of(DraftConfig(model="m", drafter="modle"))
     assert refused.value.field == "drafter"
@@ -392,7 +392,9 @@ class Misspelling(ModelDrafter):
         (Keeping, check_release),
     ],
 )
-def test_wrong_drafter_breaks_the_contract(wrong: type[TokenDrafter], check: Callable[[Case], None]) -> None:
+def test_a_wrong_drafter_breaks_the_contract(
+    wrong: type[TokenDrafter], check: Callable[[Case], None]
+) -> None:
     drafter = wrong(hashed, draft_config(), ManualClock())
     with pytest.raises((AssertionError, RuntimeError)):
         check(Case(drafter))

@@ -135,7 +135,7 @@ class Case:
         assert self.it.stop()
 
 
-def test_events_reach_the_stream_their_command_came_from() -> None:
+def test_events_reach_the_stream_of_their_command() -> None:
     case, one, two = Case(), Stream(), Stream()
     case.submit(one, Work("a"), Work("b"))
     case.submit(two, Work("c"))
@@ -146,7 +146,7 @@ def test_events_reach_the_stream_their_command_came_from() -> None:
     assert two.events == [Done("c")]
 
 
-def test_the_engine_is_told_at_once_of_what_waits() -> None:
+def test_the_engine_is_told_at_once_of_waiting_commands() -> None:
     case = Case()
     case.submit(Stream(), Work("a"), Work("b"))
     assert case.engine.announced == [Work("a"), Work("b")]
@@ -164,9 +164,7 @@ def test_everything_runs_on_the_engine_thread() -> None:
 
 
 @pytest.mark.parametrize("in_use", [True, False])
-def test_the_thread_works_on_the_device_of_the_thread_that_made_it(
-    in_use: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_thread_uses_its_makers_device(in_use: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each thread has a current device of its own, and begins with the first one."""
     current: dict[int, str] = {}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
@@ -181,7 +179,7 @@ def test_the_thread_works_on_the_device_of_the_thread_that_made_it(
     assert current == ({case.engine.threads.pop(): "cuda:1"} if in_use else {})
 
 
-def test_a_command_that_did_not_parse_goes_straight_back_to_its_stream() -> None:
+def test_an_unparsable_command_is_answered_to_its_stream() -> None:
     case, one, two = Case(), Stream(), Stream()
     refused = SequenceFailed("a", 1, 3, InvalidArgumentError("proposal", "bad"))
     case.submit(one, refused, Work("b"))
@@ -193,7 +191,7 @@ def test_a_command_that_did_not_parse_goes_straight_back_to_its_stream() -> None
     assert two.events == [Done("a")]
 
 
-def test_the_end_of_a_stream_drops_its_sequences_and_no_others() -> None:
+def test_a_streams_end_drops_only_its_sequences() -> None:
     case, one, two = Case(), Stream(), Stream()
     case.submit(one, Work("a"), Work("b"))
     case.submit(two, Work("c"))
@@ -205,7 +203,7 @@ def test_the_end_of_a_stream_drops_its_sequences_and_no_others() -> None:
     assert (one.events, two.events) == ([], [Done("c")])
 
 
-def test_a_closed_sequence_is_no_longer_its_streams() -> None:
+def test_a_closed_sequence_is_not_dropped_with_its_stream() -> None:
     case, one = Case(), Stream()
     case.submit(one, Work("a"), CloseSequence("a", 1))
     case.it.leave(one)
@@ -213,7 +211,7 @@ def test_a_closed_sequence_is_no_longer_its_streams() -> None:
     assert case.engine.dropped == []
 
 
-def test_a_sequence_moves_to_the_stream_that_opens_it_anew() -> None:
+def test_a_sequence_moves_to_the_stream_that_reopens_it() -> None:
     case, old, new = Case(), Stream(), Stream()
     case.submit(old, Work("a", epoch=1))
     case.submit(new, Work("a", epoch=2))
@@ -235,7 +233,7 @@ def test_a_sequence_moves_to_the_stream_that_opens_it_anew() -> None:
     ],
     ids=lambda late: type(late).__name__,
 )
-def test_a_fenced_off_streams_late_command_does_not_take_the_sequence_over(late: Any) -> None:
+def test_a_stale_streams_command_does_not_take_the_sequence(late: Any) -> None:
     """Once: any command moved the route, and the end of the old stream dropped the new one's sequence."""
     case, old, new = Case(), Stream(), Stream()
     case.submit(old, Work("a", epoch=1))
@@ -251,7 +249,7 @@ def test_a_fenced_off_streams_late_command_does_not_take_the_sequence_over(late:
     assert len(old.events) == (0 if isinstance(late, CloseSequence | VerifyAhead) else 1)
 
 
-def test_the_events_of_one_step_leave_in_one_frame_a_stream() -> None:
+def test_events_of_one_step_are_one_frame_per_stream() -> None:
     case, one = Case(), Stream()
     refused = [SequenceFailed(name, 1, 1, InvalidArgumentError("x", "bad")) for name in "abc"]
     case.submit(one, *refused)
@@ -275,7 +273,7 @@ def test_work_is_done_without_further_commands() -> None:
     assert one.events == [Done("a"), Done("b")]
 
 
-def test_leases_are_looked_at_however_busy_the_worker_is() -> None:
+def test_leases_are_checked_on_a_busy_worker() -> None:
     """Once: only after a whole second without any command, so never under steady traffic."""
     case = Case()
     for _ in range(10):
@@ -285,13 +283,13 @@ def test_leases_are_looked_at_however_busy_the_worker_is() -> None:
     assert case.engine.expirations == 5
 
 
-def test_progress_is_told_by_the_clock() -> None:
+def test_progress_is_measured_by_the_clock() -> None:
     case = Case()
     case.clock.advance(7)
     assert case.it.seconds_since_progress == 7
 
 
-def test_an_idle_worker_that_is_asked_all_the_time_makes_progress() -> None:
+def test_an_idle_worker_answering_queries_makes_progress() -> None:
     """Once: it never got as far as to wait for nothing, and after half a minute it was told to be stuck."""
     case, seen = Case(), []
     for _ in range(100):
@@ -301,7 +299,7 @@ def test_an_idle_worker_that_is_asked_all_the_time_makes_progress() -> None:
     assert max(seen) < MAX_IDLE_SECONDS
 
 
-def test_a_question_that_takes_too_long_is_no_progress() -> None:
+def test_a_slow_query_is_no_progress() -> None:
     case, seen = Case(), []
 
     def hangs() -> None:
@@ -315,7 +313,7 @@ def test_a_question_that_takes_too_long_is_no_progress() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_the_death_of_the_engine_is_reported() -> None:
+def test_an_engine_crash_is_reported() -> None:
     case, died = Case(), threading.Event()
     case.engine.fails_on = "a"
     case.it.on_death = died.set
@@ -325,7 +323,7 @@ def test_the_death_of_the_engine_is_reported() -> None:
     case.it.stop()
 
 
-def test_a_step_waits_for_commands_that_are_about_to_come() -> None:
+def test_a_step_waits_for_expected_commands() -> None:
     case, stream = Case(), Stream()
     waiting, done = threading.Event(), threading.Event()
 
@@ -366,7 +364,7 @@ def test_a_step_begins_when_the_wait_is_over() -> None:
     assert not waits
 
 
-def test_a_thread_that_is_stuck_is_not_waited_for_for_ever() -> None:
+def test_a_stuck_thread_is_not_awaited_forever() -> None:
     case, moves = Case(), threading.Event()
     case.it.ask(moves.wait)  # type: ignore[arg-type]
     case.it.start()
@@ -375,7 +373,7 @@ def test_a_thread_that_is_stuck_is_not_waited_for_for_ever() -> None:
     assert case.it.stop(60)
 
 
-def test_what_comes_after_the_last_look_is_known_in_the_step() -> None:
+def test_a_command_arriving_late_stops_the_step() -> None:
     """Once: the step forgot it as it began, and it waited for all that the step could find to do."""
     case, stream, done = Case(), Stream(), threading.Event()
     late = [Work("b")]

@@ -76,7 +76,7 @@ def test_events_survive_the_wire_in_order() -> None:
     assert same(first_event.error, internal.error)
 
 
-def test_a_command_that_does_not_parse_fails_its_sequence_and_no_other() -> None:
+def test_an_unparsable_command_fails_only_its_sequence() -> None:
     frame = frames.verify_request([OPEN, VERIFY, VERIFY, OPEN])
     frame.commands[0].open_sequence.params.sampling.temperature = -1
     frame.commands[0].open_sequence.sequence_id = "bad params"
@@ -93,7 +93,7 @@ def test_a_command_that_does_not_parse_fails_its_sequence_and_no_other() -> None
 
 
 @pytest.mark.parametrize("k", [0, limits.MAX_SPECULATIVE_TOKENS + 1])
-def test_a_draft_round_outside_the_bound_fails_its_sequence_alone(k: int) -> None:
+def test_an_invalid_draft_round_fails_only_its_sequence(k: int) -> None:
     frame = frames.draft_request([DRAFT, DRAFT])
     frame.commands[0].draft_round.num_draft_tokens = k
     bad, good = frames.draft_commands(frame)
@@ -110,7 +110,7 @@ def test_a_sequence_without_a_seed_is_refused() -> None:
     assert isinstance(bad, SequenceFailed)
 
 
-def test_an_answer_that_does_not_parse_is_that_sequences_failure() -> None:
+def test_an_unparsable_answer_fails_only_its_sequence() -> None:
     verdict = RoundVerdict("s", 2, 7, Verdict(1, (4, 5), 4))
     frame = frames.verify_response([verdict, verdict])
     frame.events[0].verdict.num_accepted = 2
@@ -128,14 +128,14 @@ def test_an_answer_that_does_not_parse_is_that_sequences_failure() -> None:
     assert bad_event.round == 7
 
 
-def test_what_cannot_be_told_apart_by_sequence_fails_the_frame() -> None:
+def test_a_command_of_unknown_kind_fails_the_frame() -> None:
     with pytest.raises(InvalidArgumentError, match="does not know"):
         frames.target_commands(target_pb2.VerifyRequest(commands=[target_pb2.TargetCommand()]))
     with pytest.raises(InvalidArgumentError, match="does not know"):
         frames.draft_commands(draft_pb2.DraftRequest(commands=[draft_pb2.DraftCommand()]))
 
 
-def test_a_frame_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_COMMANDS_PER_FRAME", 2)
     with pytest.raises(InvalidArgumentError, match="at most 2"):
         frames.target_commands(frames.verify_request([CLOSE] * 3))

@@ -32,7 +32,7 @@ class Case:
         table.commit(n)
 
 
-def test_a_lease_ends_when_nothing_renews_it() -> None:
+def test_a_lease_ends_when_not_renewed() -> None:
     case = Case()
     case.open("a")
     case.clock.advance(6)
@@ -45,7 +45,7 @@ def test_a_lease_ends_when_nothing_renews_it() -> None:
     assert "a" in case.it, "the caller decides what to drop"
 
 
-def test_looking_a_sequence_up_does_not_renew_its_lease() -> None:
+def test_finding_a_sequence_does_not_renew_its_lease() -> None:
     case = Case()
     case.open("a")
     case.clock.advance(9)
@@ -55,7 +55,7 @@ def test_looking_a_sequence_up_does_not_renew_its_lease() -> None:
     assert case.it.expired() == ["a"]
 
 
-def test_opening_again_renews_nothing_and_changes_nothing_in_the_same_epoch() -> None:
+def test_reopening_in_the_same_epoch_changes_nothing() -> None:
     case = Case()
     case.open("a", 1, 1, 2, 3)
     case.fill("a")
@@ -65,7 +65,7 @@ def test_opening_again_renews_nothing_and_changes_nothing_in_the_same_epoch() ->
     assert held.session.tokens == [1, 2, 3]
 
 
-def test_a_newer_epoch_replaces_the_sequence_and_frees_its_blocks() -> None:
+def test_a_newer_epoch_replaces_sequence_and_blocks() -> None:
     case = Case()
     case.open("a")
     case.fill("a")
@@ -75,7 +75,7 @@ def test_a_newer_epoch_replaces_the_sequence_and_frees_its_blocks() -> None:
     assert case.pool.used_blocks == 0
 
 
-def test_an_older_epoch_is_fenced_off() -> None:
+def test_an_older_epoch_is_refused() -> None:
     case = Case()
     case.open("a", 2)
     with pytest.raises(StaleEpochError):
@@ -86,7 +86,7 @@ def test_an_older_epoch_is_fenced_off() -> None:
     assert case.it.close(CloseSequence("a", 2)) is False
 
 
-def test_no_more_sequences_than_the_bound() -> None:
+def test_sequences_are_bounded() -> None:
     case = Case(max_sequences=2)
     case.open("a")
     case.open("b")
@@ -112,7 +112,7 @@ def test_dropping_frees_blocks_and_ends_the_lease() -> None:
         case.it.get("a")
 
 
-def test_cutting_to_the_ledger_keeps_session_and_table_together() -> None:
+def test_cutting_to_the_ledger_keeps_session_and_table_equal() -> None:
     case = Case()
     case.open("a", 1, 1, 2, 3)
     held = case.it.get("a")

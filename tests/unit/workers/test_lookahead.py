@@ -174,7 +174,7 @@ def check_every_outcome(name: str, mode: AcceptanceMode, steps: int | None, k: i
 @pytest.mark.parametrize("mode", AcceptanceMode)
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, None], ids=lambda s: f"{s} steps ahead")
 @pytest.mark.parametrize("k", mostly_full([1, 3, 2, 5], count=2))
-def test_every_outcome_gets_the_proposal_it_would_get_anyway(
+def test_every_outcome_gets_its_ordinary_proposal(
     sampling: str, mode: AcceptanceMode, steps: int | None, k: int
 ) -> None:
     """Whatever the verdict, however far the branches are, and however many tokens are wanted next."""
@@ -187,7 +187,7 @@ def test_every_outcome_gets_the_proposal_it_would_get_anyway(
 @pytest.mark.parametrize("skills", [ON_CPU, ON_GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["whole", "stopped"])
 @pytest.mark.parametrize("k", mostly_full([3, 2], count=1))
-def test_so_it_does_where_branches_are_chains(
+def test_chained_branches_give_the_ordinary_proposals(
     sampling: str, mode: AcceptanceMode, skills: ChainSkills, stopped: bool, k: int
 ) -> None:
     """However many calls there were, and wherever they ended because a command waited."""
@@ -213,7 +213,7 @@ def drafts_for(sampling: SamplingParams, verdicts: list[tuple[int, ...]]) -> lis
 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=["greedy", "plain"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["whole", "stopped"])
-def test_a_branch_that_comes_true_again_and_again_is_there_before_its_round(
+def test_a_repeatedly_right_branch_is_ready_before_its_round(
     sampling: SamplingParams, stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was drawn beyond it is pushed at once, and is what a draft without lookahead would propose."""
@@ -259,7 +259,7 @@ def pushed(events: list[Any]) -> dict[tuple[int, int], Proposal]:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-def test_finished_branches_are_pushed_and_are_what_the_next_round_gives(sampling: SamplingParams) -> None:
+def test_pushed_branches_equal_the_next_rounds_proposals(sampling: SamplingParams) -> None:
     worker = Worker(3)
     worker.open(sampling)
     first = worker.first_round()
@@ -277,7 +277,7 @@ def test_finished_branches_are_pushed_and_are_what_the_next_round_gives(sampling
         assert answer(fresh.ask(2, 3 + len(tail), tail) + fresh.run()) == proposal
 
 
-def test_never_more_branches_in_progress_than_the_setting_says() -> None:
+def test_branches_in_progress_are_bounded_by_the_setting() -> None:
     worker = Worker(3)
     worker.open()
     worker.first_round()
@@ -289,7 +289,7 @@ def test_never_more_branches_in_progress_than_the_setting_says() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_more_sequences_than_the_setting_says_wait_for_their_verdicts(most: int) -> None:
+def test_sequences_above_the_setting_draft_no_branches(most: int) -> None:
     worker = Worker(3, lookahead_sequences=most)
     worker.open()
     worker.first_round()
@@ -313,7 +313,7 @@ def order(fan_out: FanOut, margins: list[float], bonus: float | None = None) -> 
     return outcomes
 
 
-def test_the_likeliest_outcomes_come_first_and_unlikely_ones_never() -> None:
+def test_likely_outcomes_come_first() -> None:
     fan_out = FanOut()
     assert order(fan_out, [1.2] * K)[0] == (K, 0), "the bonus, as the draft foresees it"
     for _ in range(200):
@@ -328,7 +328,7 @@ def test_the_likeliest_outcomes_come_first_and_unlikely_ones_never() -> None:
     assert fan_out.acceptance(0.1) == FanOut().acceptance(0.1), "of other margins nothing was learned"
 
 
-def test_a_verdict_is_foreseen_to_stop_where_the_draft_was_unsure() -> None:
+def test_a_verdict_is_expected_to_stop_at_unsure_tokens() -> None:
     fan_out = FanOut()
     assert order(fan_out, [4.0, 0.1, 4.0, 4.0])[:2] == [(4, 0), (1, 0)]
     assert order(fan_out, [4.0, 0.1, 0.1, 4.0])[0] == (1, 0)
@@ -336,7 +336,7 @@ def test_a_verdict_is_foreseen_to_stop_where_the_draft_was_unsure() -> None:
     assert order(fan_out, [0.1, 0.1, 0.1, 0.1])[0] == (0, 0)
 
 
-def test_a_bonus_that_the_draft_is_unsure_of_is_foreseen_to_be_another_token() -> None:
+def test_an_unsure_bonus_is_expected_to_be_another_token() -> None:
     fan_out, margins = FanOut(), [4.0, 4.0, 4.0]
     sure, unsure = order(fan_out, margins, 4.0), order(fan_out, margins, 0.1)
     assert sure == [(K, 0)]
@@ -345,7 +345,7 @@ def test_a_bonus_that_the_draft_is_unsure_of_is_foreseen_to_be_another_token() -
     assert by_outcome[K, 0] == pytest.approx(fan_out.acceptance(4.0) ** 3 * fan_out.acceptance(0.1))
 
 
-def test_when_others_come_in_no_branch_is_begun_any_more() -> None:
+def test_no_branch_begins_when_others_arrive() -> None:
     worker = Worker(2)
     worker.open(name="a")
     worker.ask(1, 3, name="a")
@@ -357,7 +357,7 @@ def test_when_others_come_in_no_branch_is_begun_any_more() -> None:
     assert worker.runner.passes[before:] == [3, 1, 3], "two prompts, the entry of dK, and no branch"
 
 
-def test_a_hit_is_answered_at_once_and_looked_ahead_of_again() -> None:
+def test_a_hit_is_answered_at_once_and_drafted_ahead_again() -> None:
     worker = Worker(6)
     worker.open()
     first = worker.first_round()
@@ -369,7 +369,7 @@ def test_a_hit_is_answered_at_once_and_looked_ahead_of_again() -> None:
     assert {again.round for again in worker.run()} == {2}
 
 
-def test_proposals_with_distributions_stay_here() -> None:
+def test_proposals_with_distributions_are_not_pushed() -> None:
     worker = Worker(6)
     worker.open(WARM, AcceptanceMode.REJECTION)
     worker.first_round()
@@ -377,7 +377,7 @@ def test_proposals_with_distributions_stay_here() -> None:
     assert worker.it.lookahead.regions
 
 
-def test_a_round_goes_before_branches() -> None:
+def test_a_round_takes_precedence_over_branches() -> None:
     worker = Worker(8)
     worker.open(name="a")
     worker.open(name="b")
@@ -388,7 +388,7 @@ def test_a_round_goes_before_branches() -> None:
     assert [e.sequence_id for e in events if isinstance(e, DraftProposal)] == ["b"]
 
 
-def test_branches_give_their_blocks_back_before_a_round_fails_for_lack_of_them() -> None:
+def test_branches_free_blocks_before_a_round_fails() -> None:
     worker = Worker(8, num_blocks=10)
     worker.open(name="a")
     worker.ask(1, 3, name="a")
@@ -402,7 +402,7 @@ def test_branches_give_their_blocks_back_before_a_round_fails_for_lack_of_them()
     assert answer([e for e in worker.run() if e.sequence_id == "b"]).num_draft_tokens == K
 
 
-def test_a_proposal_is_answered_before_anything_is_made_ready_for_its_outcomes() -> None:
+def test_a_proposal_is_answered_before_branches_are_prepared() -> None:
     worker = Worker(8)
     worker.open()
     worker.first_round()
@@ -415,7 +415,7 @@ def test_a_proposal_is_answered_before_anything_is_made_ready_for_its_outcomes()
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_what_grew_while_a_command_came_is_told_after_that_command(same: bool) -> None:
+def test_grown_branches_are_sent_after_an_arriving_command(same: bool) -> None:
     """Of a verdict on this round nobody hears any more; another sequence's round goes first."""
     worker = Worker(8, skills=ON_CPU)
     worker.open()
@@ -439,7 +439,7 @@ def test_what_grew_while_a_command_came_is_told_after_that_command(same: bool) -
         assert any(isinstance(event, Continuations) and event.sequence_id == "s" for event in told)
 
 
-def test_a_failure_of_drafting_ahead_costs_its_branches_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_lookahead_costs_only_its_branches(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(8, skills=ON_CPU)
     worker.open()
     worker.first_round()
@@ -454,7 +454,7 @@ def test_a_failure_of_drafting_ahead_costs_its_branches_alone(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("skills", [None, ON_CPU], ids=["by steps", "chains"])
-def test_no_pass_ahead_has_more_rows_than_a_pass_may_have(skills: ChainSkills | None) -> None:
+def test_lookahead_passes_respect_the_row_budget(skills: ChainSkills | None) -> None:
     """Once: what was drafted ahead knew no bound but its branches."""
     most, names = 33, [f"s{i}" for i in range(10)]
     worker = Worker(256, 900, 60, len(names), skills, len(names), max_batch_tokens=most)
@@ -487,7 +487,7 @@ def failing(error: Exception) -> Any:
 
 
 @pytest.mark.parametrize("error", FAILURES)
-def test_a_branch_that_cannot_be_taken_over_costs_no_more_than_itself(error: Exception) -> None:
+def test_a_branch_that_cannot_be_adopted_costs_only_itself(error: Exception) -> None:
     """Once: a copy that failed on its device ended the worker, with all of its sequences."""
     worker = Worker(8, skills=ON_CPU)
     worker.open()
@@ -502,7 +502,7 @@ def test_a_branch_that_cannot_be_taken_over_costs_no_more_than_itself(error: Exc
 
 
 @pytest.mark.parametrize("error", FAILURES)
-def test_what_cannot_be_handed_on_is_drawn_again(error: Exception) -> None:
+def test_a_branch_that_cannot_be_adopted_is_drawn_again(error: Exception) -> None:
     worker = Worker(8, skills=ON_CPU)
     worker.open()
     teach(worker, GREEDY)
@@ -525,7 +525,7 @@ def test_what_cannot_be_handed_on_is_drawn_again(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("ending", ["close", "drop", "reopen", "miss", "memory"])
-def test_a_branch_that_came_true_is_freed_whatever_follows(ending: str) -> None:
+def test_an_adopted_branch_is_freed_in_any_case(ending: str) -> None:
     """What was drawn beyond it is kept for the next round, which may never be looked ahead of."""
     worker = Worker(8, skills=ON_CPU)
     worker.open()
@@ -550,7 +550,7 @@ def test_a_branch_that_came_true_is_freed_whatever_follows(ending: str) -> None:
     worker.runner.pool.check_integrity()
 
 
-def test_all_that_grew_is_told_where_commands_come_all_the_time() -> None:
+def test_all_grown_branches_are_sent_under_steady_commands() -> None:
     """Also what the last call made, after which there is nothing left to draft."""
     told = []
     for interrupted in (False, True):
@@ -564,7 +564,7 @@ def test_all_that_grew_is_told_where_commands_come_all_the_time() -> None:
 
 
 @pytest.mark.parametrize("ending", ["close", "drop", "reopen"])
-def test_a_sequence_that_ends_with_its_answer_is_not_looked_ahead_of(ending: str) -> None:
+def test_an_ending_sequence_is_not_drafted_ahead(ending: str) -> None:
     worker = Worker(8)
     worker.open()
     worker.first_round()
@@ -600,7 +600,7 @@ def test_with_many_sequences_nothing_is_drafted_ahead() -> None:
 
 
 @pytest.mark.parametrize("length", range(3 + 2 * K, 3 + 4 * K + 4))
-def test_no_branch_is_longer_than_the_model_allows(length: int) -> None:
+def test_no_branch_is_longer_than_the_model(length: int) -> None:
     worker = Worker(8, skills=ON_CPU, max_model_len=length)
     teach(worker, GREEDY)
     worker.open()
@@ -617,7 +617,7 @@ def test_no_branch_reaches_beyond_the_models_length() -> None:
     assert not worker.it.has_work
 
 
-def test_a_command_that_comes_before_the_chain_ends_it_after_a_step() -> None:
+def test_an_early_command_ends_a_chain_after_one_step() -> None:
     """Once: the chain forgot it as it began, and a round waited for all of it."""
     worker = Worker(8, skills=ON_CPU)
     worker.open()

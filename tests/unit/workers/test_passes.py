@@ -42,7 +42,7 @@ def logits_of(tokens: Sequence[int], rows: int) -> torch.Tensor:
     return torch.from_numpy(MODEL.rows(tokens, rows))
 
 
-def test_several_sequences_share_a_pass_and_keep_their_rows_in_order() -> None:
+def test_sequences_share_a_pass_and_keep_their_row_order() -> None:
     runner = ToyRunner(MODEL)
     jobs = [job(runner, "a", [1, 2, 3], 3), job(runner, "b", [4, 5], 1), job(runner, "c", [6], 1)]
     result = run(jobs, runner, 40, ManualClock())
@@ -68,7 +68,7 @@ def test_a_long_prompt_is_fed_in_chunks() -> None:
     assert it.held.session.cached == prompt
 
 
-def test_a_prompt_is_read_in_small_chunks_while_others_run() -> None:
+def test_a_prompt_is_read_in_small_chunks_beside_others() -> None:
     """A sequence between two rounds runs as well: its next one may arrive during the pass."""
     runner, clock = ToyRunner(MODEL), ManualClock()
     sequences: HeldSequences[object] = HeldSequences(runner.new_states(), 9, clock, 1.0)
@@ -82,7 +82,7 @@ def test_a_prompt_is_read_in_small_chunks_while_others_run() -> None:
     assert runner.passes == [16, 4, 6]
 
 
-def test_only_sequences_whose_rows_find_no_blocks_fail() -> None:
+def test_only_sequences_without_blocks_fail() -> None:
     runner = ToyRunner(MODEL, num_blocks=2, block_size=4)
     jobs = [job(runner, "a", [1] * 4, 4), job(runner, "b", [2] * 8, 8), job(runner, "c", [3] * 3, 3)]
     result = run(jobs, runner, 40, ManualClock())
@@ -93,7 +93,7 @@ def test_only_sequences_whose_rows_find_no_blocks_fail() -> None:
     assert error.retry_after == RETRY_SECONDS, "others hold some"
 
 
-def test_capacity_counts_the_room_left_in_a_sequences_last_block() -> None:
+def test_capacity_includes_the_last_blocks_free_room() -> None:
     runner = ToyRunner(MODEL, num_blocks=1, block_size=4)
     it = job(runner, "a", [1, 2, 3], 1)
     run([it], runner, 40, ManualClock())
@@ -103,7 +103,7 @@ def test_capacity_counts_the_room_left_in_a_sequences_last_block() -> None:
     assert len(run([it], runner, 40, ManualClock()).failed) == 1
 
 
-def test_a_pass_without_any_room_reports_and_runs_nothing() -> None:
+def test_a_pass_without_room_reports_and_runs_nothing() -> None:
     runner = ToyRunner(MODEL, num_blocks=1, block_size=1)
     result = run([job(runner, "a", [1, 2], 1)], runner, 40, ManualClock())
     assert (len(result.failed), result.finished, result.logits, runner.passes) == (1, [], None, [])
@@ -132,7 +132,7 @@ def test_one_sequences_failure_in_a_batch_is_its_own() -> None:
     assert [len(j.held.session.cached) for j in jobs] == [2, 0, 2]
 
 
-def test_what_failed_together_is_let_go_before_it_runs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_of_a_failed_pass_are_freed_before_retrying(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass that failed for want of memory would else fail again: the error knows all that it had."""
     made: list[weakref.ref[torch.Tensor]] = []
     kept: list[bool] = []
@@ -154,7 +154,7 @@ def test_what_failed_together_is_let_go_before_it_runs_one_by_one(monkeypatch: p
     assert kept == [False, False]
 
 
-def test_a_device_that_can_compute_no_more_ends_more_than_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_device_ends_more_than_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker is restarted; else it would fail every request there is, and call itself well."""
 
     def dead() -> None:
@@ -176,7 +176,7 @@ def test_a_known_error_of_one_sequence_is_passed_on() -> None:
     assert result.logits is None
 
 
-def test_a_failed_chunk_of_a_prefill_leaves_the_earlier_ones() -> None:
+def test_a_failed_prefill_chunk_keeps_the_earlier_ones() -> None:
     runner = ToyRunner(MODEL)
     it = job(runner, "a", [1, 2, 3, 7, 5, 6], 1)
     runner.crash_on = crash_on(7, RuntimeError())  # type: ignore[assignment]
@@ -196,7 +196,7 @@ class SlowRunner(ToyRunner):
         return super().forward(inputs)
 
 
-def test_timings_tell_waiting_from_computing() -> None:
+def test_timings_separate_waiting_from_computing() -> None:
     clock = ManualClock(10.0)
     runner = SlowRunner(MODEL)
     runner.clock = clock
@@ -214,9 +214,7 @@ def test_timings_tell_waiting_from_computing() -> None:
 @pytest.mark.parametrize(
     ("arrived", "rows"), [(9.0, 6), (10.0, 6), (10.25, 4), (10.5, 3), (11.0, 0), (12.0, 0)]
 )
-def test_a_round_that_comes_during_a_pass_waits_for_the_rest_of_its_prompts(
-    arrived: float, rows: int
-) -> None:
+def test_a_round_arriving_in_a_pass_counts_its_prompt_rows(arrived: float, rows: int) -> None:
     clock = ManualClock(10.0)
     runner = SlowRunner(MODEL)
     runner.clock = clock
@@ -271,7 +269,7 @@ class Crowd:
         return [held.table.length for held in self.sequences]
 
 
-def test_the_youngest_gives_its_blocks_to_the_oldest_whoever_came_first() -> None:
+def test_the_youngest_gives_its_blocks_to_the_oldest() -> None:
     crowd = Crowd(3, a=4, b=4, c=4)
     young, old = crowd.job("c", 1), crowd.job("a", 1)
     result = crowd.run(young, old)
@@ -281,7 +279,7 @@ def test_the_youngest_gives_its_blocks_to_the_oldest_whoever_came_first() -> Non
     assert crowd.sequences.num_preemptions == 1
 
 
-def test_an_idle_sequence_is_preempted_without_a_word() -> None:
+def test_an_idle_sequence_is_preempted_silently() -> None:
     crowd = Crowd(3, a=4, b=4, c=4)
     result = crowd.run(crowd.job("a", 1))
     assert (names(result.finished), result.failed) == (["a"], [])
@@ -289,7 +287,7 @@ def test_an_idle_sequence_is_preempted_without_a_word() -> None:
     assert crowd.sequences.num_preemptions == 1
 
 
-def test_the_youngest_yields_itself_when_it_is_the_one_that_lacks_room() -> None:
+def test_the_youngest_yields_when_it_lacks_room() -> None:
     crowd = Crowd(3, a=4, b=4, c=4)
     result = crowd.run(crowd.job("a", 1), crowd.job("b", 1), crowd.job("c", 1))
     assert names(result.finished) == ["a"]
@@ -298,13 +296,13 @@ def test_the_youngest_yields_itself_when_it_is_the_one_that_lacks_room() -> None
     assert crowd.sequences.num_preemptions == 2
 
 
-def test_as_many_as_needed_are_preempted_and_no_more() -> None:
+def test_only_as_many_as_needed_are_preempted() -> None:
     crowd = Crowd(5, a=4, b=4, c=4, d=4, e=4)
     crowd.run(crowd.job("a", 7))
     assert crowd.lengths() == [11, 4, 4, 0, 0]
 
 
-def test_a_new_sequence_waits_until_its_whole_feed_has_room() -> None:
+def test_a_new_sequence_waits_for_its_whole_feeds_room() -> None:
     """Let in chunk by chunk, it would compute what it has to give up again."""
     crowd = Crowd(4, a=4, b=0)
     new = crowd.job("b", 13)
@@ -315,14 +313,14 @@ def test_a_new_sequence_waits_until_its_whole_feed_has_room() -> None:
     assert crowd.run(crowd.job("b", 12), budget=8).failed == []
 
 
-def test_an_older_one_that_begins_again_takes_what_younger_ones_hold() -> None:
+def test_an_older_restarting_sequence_takes_younger_ones_blocks() -> None:
     crowd = Crowd(4, a=0, b=8, c=8)
     result = crowd.run(crowd.job("a", 9), crowd.job("c", 1))
     assert names(result.finished) == ["a"]
     assert crowd.lengths() == [9, 0, 0]
 
 
-def test_what_is_worth_less_than_a_sequence_goes_first() -> None:
+def test_spare_blocks_are_freed_before_any_sequence() -> None:
     crowd = Crowd(3, a=4, b=4)
     branches = crowd.runner.new_table()
     branches.reserve(4)
@@ -339,7 +337,7 @@ def test_what_is_worth_less_than_a_sequence_goes_first() -> None:
     assert asked == [1], "nothing was short"
 
 
-def test_the_oldest_always_gets_on() -> None:
+def test_the_oldest_always_progresses() -> None:
     """Whoever asks and however little there is: no livelock."""
     crowd = Crowd(4, a=1, b=1, c=1)
     left = 14
@@ -379,7 +377,7 @@ class Cached:
         return index.queries, index.hits
 
 
-def test_what_is_cached_is_not_fed_again() -> None:
+def test_cached_tokens_are_not_fed_again() -> None:
     worker = Cached()
     cold = worker.run(worker.job("a", 3, proposed=[4, 4])).logits
     warm = worker.run(worker.job("b", 3, proposed=[4, 4])).logits
@@ -390,7 +388,7 @@ def test_what_is_cached_is_not_fed_again() -> None:
     assert worker.counts == (18, 8)
 
 
-def test_the_rows_that_are_wanted_are_fed_even_if_they_are_cached() -> None:
+def test_wanted_rows_are_fed_though_cached() -> None:
     worker = Cached()
     worker.run(worker.job("a", 1, proposed=[]))
     worker.sequences.open(OpenSequence("b", 1, tuple(PROMPT[:8]), PARAMS))
@@ -400,7 +398,7 @@ def test_the_rows_that_are_wanted_are_fed_even_if_they_are_cached() -> None:
     assert torch.equal(result.logits, logits_of(PROMPT[:8], 1))
 
 
-def test_another_salt_computes_everything_itself() -> None:
+def test_another_salt_computes_everything() -> None:
     worker = Cached()
     worker.run(worker.job("a", salt="one"))
     worker.run(worker.job("b", salt="two"))
@@ -419,7 +417,7 @@ def test_a_scored_feed_computes_every_row() -> None:
     assert worker.counts == (9, 0)
 
 
-def test_a_proposal_is_not_cached_before_it_is_in_the_ledger() -> None:
+def test_a_proposal_is_not_cached_before_it_is_committed() -> None:
     worker = Cached()
     worker.run(worker.job("a", 4, proposed=[2, 3, 4]))
     index = worker.sequences.prefix_index
@@ -431,7 +429,7 @@ def test_a_proposal_is_not_cached_before_it_is_in_the_ledger() -> None:
     assert len(index) == 3
 
 
-def test_one_that_waits_for_its_first_chunk_takes_what_others_have_computed_meanwhile() -> None:
+def test_a_waiting_sequence_uses_blocks_computed_meanwhile() -> None:
     worker = Cached()
     first, second = worker.job("a"), worker.job("b")
     while not second.offset:

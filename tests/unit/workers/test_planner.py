@@ -46,7 +46,7 @@ def test_a_plan_fits_its_budget_and_keeps_wanted_rows_together(workload: tuple[l
 
 @SETTINGS
 @given(workloads())
-def test_the_oldest_feed_always_gets_on(workload: tuple[list[Feed], int]) -> None:
+def test_the_oldest_feed_always_progresses(workload: tuple[list[Feed], int]) -> None:
     feeds, budget = workload
     if feeds:
         assert feeds[0].sequence_id in {chunk.sequence_id for chunk in plan_pass(feeds, budget)}
@@ -99,7 +99,7 @@ def test_short_feeds_go_before_prefill_chunks() -> None:
     ]
 
 
-def test_streams_wait_for_no_more_of_a_prompt_than_they_are_told_to() -> None:
+def test_streams_wait_for_a_limited_part_of_a_prompt() -> None:
     """Whoever knows of no streams lets a prompt take the whole budget."""
     feeds = [Feed("long", 1500, 1), Feed("other", 300, 1), Feed("a", 5, 5)]
     assert plan_pass(feeds, 512, 64) == [Chunk("a", 5, final=True), Chunk("long", 64, final=False)]
@@ -111,7 +111,7 @@ def test_streams_wait_for_no_more_of_a_prompt_than_they_are_told_to() -> None:
     ]
 
 
-def test_no_more_is_kept_for_a_prompt_than_it_may_take() -> None:
+def test_no_more_room_is_kept_for_a_prompt_than_it_may_use() -> None:
     """Once: a quarter of the budget, of which a prompt took 16 rows and the rest stayed empty."""
     feeds = [Feed("long", 1500, 1), *(Feed(f"{i}", 7, 7) for i in range(64))]
     chunks = plan_pass(feeds, 512, 16)
@@ -122,7 +122,7 @@ def test_no_more_is_kept_for_a_prompt_than_it_may_take() -> None:
 
 @SETTINGS
 @given(workloads(), st.integers(1, 40))
-def test_everything_is_fed_in_the_end_with_little_room_beside_streams(
+def test_everything_is_fed_with_little_room_beside_streams(
     workload: tuple[list[Feed], int], beside: int
 ) -> None:
     feeds, budget = workload

@@ -89,7 +89,7 @@ def best(n: int) -> tuple[int, ...]:
     return tuple(tokens[len(PROMPT) + 1 :])
 
 
-def test_what_was_opened_is_read_and_the_round_feeds_what_is_new() -> None:
+def test_an_opened_prompt_is_read_before_its_round() -> None:
     worker = Worker()
     worker.open()
     assert worker.run() == []
@@ -102,7 +102,7 @@ def test_what_was_opened_is_read_and_the_round_feeds_what_is_new() -> None:
     assert event.timings.prefill == 3.0, "what was read before it was asked"
 
 
-def test_a_round_comes_first_and_reads_the_rest() -> None:
+def test_a_round_takes_precedence_and_reads_the_rest() -> None:
     worker = Worker()
     worker.open()
     worker.open("other")
@@ -117,7 +117,7 @@ def test_a_round_comes_first_and_reads_the_rest() -> None:
     assert worker.cached("other") == list(PROMPT)
 
 
-def test_where_others_run_it_is_read_in_smaller_pieces() -> None:
+def test_beside_others_a_prompt_is_read_in_smaller_pieces() -> None:
     worker = Worker(max_mixed_prefill_tokens=2)
     worker.open()
     worker.it.step()
@@ -126,7 +126,7 @@ def test_where_others_run_it_is_read_in_smaller_pieces() -> None:
     assert worker.runner.passes == [4, 2, 2, 2, 2], "the other one has the full blocks of the first"
 
 
-def test_a_draft_that_does_not_look_ahead_reads_nothing_before_it_is_asked() -> None:
+def test_a_draft_without_lookahead_does_not_read_ahead() -> None:
     worker = Worker(branches=0)
     worker.open()
     assert not worker.it.has_work
@@ -137,7 +137,7 @@ def test_a_draft_that_does_not_look_ahead_reads_nothing_before_it_is_asked() -> 
 
 @pytest.mark.parametrize("passes", [0, 1, 3])
 @pytest.mark.parametrize("ending", ["close", "drop", "reopen"])
-def test_what_is_over_is_not_read_on(ending: str, passes: int) -> None:
+def test_a_closed_sequence_is_not_read_further(ending: str, passes: int) -> None:
     worker = Worker()
     worker.open()
     for _ in range(passes):
@@ -158,7 +158,7 @@ def test_what_is_over_is_not_read_on(ending: str, passes: int) -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_an_opening_that_comes_twice_changes_nothing(asked: bool) -> None:
+def test_a_repeated_opening_changes_nothing(asked: bool) -> None:
     """What a round and its branches hang on is not fed beside them."""
     worker = Worker()
     worker.open()
@@ -174,7 +174,7 @@ def test_an_opening_that_comes_twice_changes_nothing(asked: bool) -> None:
     assert event.timings.prefill > 1.0, "the first pass is counted"
 
 
-def test_without_room_it_is_left_to_the_round() -> None:
+def test_without_room_reading_is_left_to_the_round() -> None:
     worker = Worker(num_blocks=2)
     worker.open()
     assert worker.run() == []
@@ -185,7 +185,7 @@ def test_without_room_it_is_left_to_the_round() -> None:
     assert isinstance(event.error, ResourceExhaustedError)
 
 
-def test_who_loses_its_blocks_while_it_is_read_is_read_from_the_beginning() -> None:
+def test_a_preempted_prompt_is_read_from_the_beginning() -> None:
     worker = Worker()
     worker.open()
     worker.it.step()
@@ -196,7 +196,7 @@ def test_who_loses_its_blocks_while_it_is_read_is_read_from_the_beginning() -> N
     assert worker.cached() == list(PROMPT)
 
 
-def test_what_fails_while_it_is_read_is_told_when_the_round_fails() -> None:
+def test_a_failure_while_reading_ahead_is_left_to_the_round() -> None:
     worker = Worker()
     worker.open()
     worker.runner.crash_on = lambda token_ids: RuntimeError("broken") if token_ids[0] == 4 else None
@@ -223,7 +223,7 @@ def drafting_ahead(**changes: Any) -> Worker:
     return worker
 
 
-def test_what_grew_is_told_before_another_prompt_is_read() -> None:
+def test_grown_branches_are_sent_before_the_next_prompt() -> None:
     """Once: what the opening of a sequence interrupted was told when all of its prompt was read."""
     worker = drafting_ahead()
     worker.runner.stops = lambda cancel: bool(cancel.cancel())
@@ -240,7 +240,7 @@ def test_what_grew_is_told_before_another_prompt_is_read() -> None:
     assert worker.cached("other") == list(PROMPT)
 
 
-def test_a_prompt_is_read_by_turns_with_what_is_drafted_ahead() -> None:
+def test_reading_ahead_and_drafting_ahead_take_turns() -> None:
     worker = drafting_ahead(prefix_cache=False)
     worker.open("other")
     steps: list[str] = []
@@ -254,7 +254,7 @@ def test_a_prompt_is_read_by_turns_with_what_is_drafted_ahead() -> None:
     assert all("read" in pair for pair in itertools.pairwise(steps))
 
 
-def test_a_pass_reads_no_more_than_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_ahead_pass_respects_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_ahead, "ROWS", 64)
     worker = Worker(max_batch_tokens=33)
     prompt = tuple(i % VOCAB for i in range(50))

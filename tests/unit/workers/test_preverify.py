@@ -51,7 +51,7 @@ def wrong(token: int) -> int:
 
 
 @pytest.mark.parametrize("accepted", [1, 2, 3])
-def test_a_verification_has_a_row_less(accepted: int) -> None:
+def test_a_verification_has_one_row_less(accepted: int) -> None:
     best, worker = right(5), waiting()
     assert worker.it.has_work
     assert worker.run() == []
@@ -65,7 +65,7 @@ def test_a_verification_has_a_row_less(accepted: int) -> None:
 
 
 @pytest.mark.parametrize("proposed", [0, 1, 3])
-def test_what_the_row_decides_alone_takes_no_pass(proposed: int) -> None:
+def test_a_round_decided_by_the_row_takes_no_pass(proposed: int) -> None:
     """A first draft token that is not the target's own, or none."""
     best, worker = right(3), waiting()
     worker.run()
@@ -85,7 +85,7 @@ def test_what_the_row_decides_alone_takes_no_pass(proposed: int) -> None:
 
 @pytest.mark.parametrize("mode", list(AcceptanceMode))
 @pytest.mark.parametrize("seed", range(8))
-def test_drawn_verdicts_are_those_of_one_pass(mode: AcceptanceMode, seed: int) -> None:
+def test_drawn_verdicts_equal_those_of_one_pass(mode: AcceptanceMode, seed: int) -> None:
     sampling = SamplingParams(temperature=0.9, seed=seed)
     worker, rng = waiting(sampling, mode), np.random.default_rng(seed)
     worker.run()
@@ -101,7 +101,7 @@ def test_drawn_verdicts_are_those_of_one_pass(mode: AcceptanceMode, seed: int) -
     assert worker.length() == len(ledger(worker)) - 1
 
 
-def test_a_pass_that_is_given_up_leaves_no_trace() -> None:
+def test_an_abandoned_pass_leaves_no_trace() -> None:
     best, worker = right(4), waiting()
     worker.runner.stops = lambda cancel: True
     assert worker.it.step() == []
@@ -113,7 +113,7 @@ def test_a_pass_that_is_given_up_leaves_no_trace() -> None:
     assert worker.runner.passes == [3]
 
 
-def test_a_command_is_what_stops_it() -> None:
+def test_a_command_stops_the_precomputation() -> None:
     worker = waiting()
     seen: list[bool] = []
     worker.runner.stops = lambda cancel: bool(
@@ -130,7 +130,7 @@ def test_a_command_is_what_stops_it() -> None:
     assert worker.length() == N + 1
 
 
-def test_it_begins_a_moment_after_the_verdict() -> None:
+def test_precomputation_begins_shortly_after_the_verdict() -> None:
     worker = waiting()
     assert worker.it.batching_delay() == pytest.approx(PAUSE)
     worker.clock.advance(PAUSE)
@@ -138,7 +138,7 @@ def test_it_begins_a_moment_after_the_verdict() -> None:
 
 
 @pytest.mark.parametrize("reason", ["told not to", "cannot stop", "over", "next round known"])
-def test_where_it_does_not(reason: str) -> None:
+def test_unsuitable_sequences_are_not_precomputed(reason: str) -> None:
     best = right(3)
     worker = Worker(eos=(best[0],) if reason == "over" else (), pre_verify=reason != "told not to")
     worker.runner.cancellable = reason != "cannot stop"
@@ -152,7 +152,7 @@ def test_where_it_does_not(reason: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["closed", "dropped", "newer epoch"])
-def test_nobody_computes_for_who_is_gone(end: str) -> None:
+def test_an_ended_sequence_is_not_precomputed(end: str) -> None:
     worker = waiting()
     if end == "closed":
         worker.it.handle(CloseSequence("s", 1), 0.0)
@@ -186,7 +186,7 @@ def test_a_row_of_another_ledger_is_not_used() -> None:
     assert event.verdict.token_ids == right(1, (*PROMPT, other))
 
 
-def test_no_room_is_no_fault() -> None:
+def test_a_full_cache_is_no_failure() -> None:
     """A full cache, all of whose blocks are in use: nobody loses anything for it."""
     worker = Worker(num_blocks=2)
     worker.runner.cancellable = True
@@ -198,7 +198,7 @@ def test_no_room_is_no_fault() -> None:
     assert worker.length() == worker.length("t") == 4
 
 
-def test_what_fails_is_left_to_the_round(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_precomputation_is_left_to_the_round(caplog: pytest.LogCaptureFixture) -> None:
     best, worker = right(3), waiting()
     worker.runner.crash_on = lambda token_ids: RuntimeError("a planted crash")
     assert worker.run() == []
@@ -210,7 +210,7 @@ def test_what_fails_is_left_to_the_round(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize("proposed", [0, 2])
-def test_a_row_that_is_no_distribution_fails_its_round_alone(proposed: int) -> None:
+def test_a_nan_row_fails_only_its_round(proposed: int) -> None:
     best, worker = right(5), waiting()
     worker.runner.spoil = lambda prefix: len(prefix) == N + 1
     worker.run()
@@ -223,7 +223,7 @@ def test_a_row_that_is_no_distribution_fails_its_round_alone(proposed: int) -> N
     assert event.verdict.token_ids == best[1 : 2 + proposed]
 
 
-def test_what_is_told_late_is_decided_by_it_too() -> None:
+def test_a_late_continuation_is_decided_by_the_row() -> None:
     best, worker = right(3), waiting()
     worker.run()
     late = VerifyAhead("s", 1, 1, N, {(0, best[0]): Proposal((wrong(best[1]), 0))})
@@ -231,7 +231,7 @@ def test_what_is_told_late_is_decided_by_it_too() -> None:
     assert (event.round, event.verdict.token_ids) == (2, (best[1],))
 
 
-def test_rounds_with_and_without_it_share_a_pass() -> None:
+def test_rounds_with_and_without_a_row_share_a_pass() -> None:
     best, worker = right(6), waiting()
     worker.run()
     worker.open("t")
@@ -243,7 +243,7 @@ def test_rounds_with_and_without_it_share_a_pass() -> None:
     assert events == {"t": best[:3], "s": best[1:5], "u": best[:1]}
 
 
-def test_a_pass_has_no_more_rows_than_its_budget() -> None:
+def test_a_precomputing_pass_respects_its_budget() -> None:
     worker = waiting(max_batch_tokens=33, max_sequences=50, num_blocks=200)
     join(worker, *map(str, range(40)))
     worker.run()
@@ -252,7 +252,7 @@ def test_a_pass_has_no_more_rows_than_its_budget() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_row_that_waits_holds_no_others(count: int) -> None:
+def test_a_waiting_row_keeps_no_others_memory(count: int) -> None:
     """Each waits for as long as its own sequence does."""
     worker = waiting()
     join(worker, *map(str, range(1, count)))

@@ -95,7 +95,7 @@ def test_a_verdict_reports_each_of_its_tokens(worker: Worker) -> None:
         check(entry, (*prompt, *told.token_ids[:i]), token, 3)
 
 
-def test_only_those_who_ask_get_reports_whoever_shares_the_pass(worker: Worker) -> None:
+def test_only_requested_reports_are_made(worker: Worker) -> None:
     counts = {"a": None, "b": 0, "c": None, "d": 20}
     for name, count in counts.items():
         worker.open(name, (1, 2, 3), logprobs=count)
@@ -133,7 +133,7 @@ def test_a_prompt_of_one_token_has_nothing_to_report(worker: Worker) -> None:
     assert verdict(worker.run()).num_accepted == 0
 
 
-def test_a_proposal_in_the_first_round_is_judged_as_well(worker: Worker) -> None:
+def test_a_proposal_in_the_first_round_is_judged_too(worker: Worker) -> None:
     prompt = LONG[:ROWS]
     worker.open("s", prompt, prompt_logprobs=0, logprobs=1)
     worker.ask("s", len(prompt), 1, 2, 3)
@@ -152,7 +152,7 @@ def test_several_prompts_share_the_rows_of_a_pass(worker: Worker) -> None:
     assert max(worker.runner.passes) <= ROWS
 
 
-def test_a_prompt_is_not_reported_once_tokens_were_generated(worker: Worker) -> None:
+def test_a_prompt_is_not_reported_after_generated_tokens(worker: Worker) -> None:
     """A sequence that is opened again from its ledger goes on; its client has the prompt's report."""
     worker.open("s", LONG, prompt_length=20, prompt_logprobs=2)
     worker.ask("s", len(LONG))
@@ -160,7 +160,7 @@ def test_a_prompt_is_not_reported_once_tokens_were_generated(worker: Worker) -> 
     assert max(worker.runner.passes) == len(LONG)
 
 
-def test_a_prefill_that_ran_out_of_blocks_reports_all_of_it_when_it_is_asked_again(
+def test_a_prefill_out_of_blocks_reports_all_when_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = Worker(monkeypatch, num_blocks=8)
@@ -178,7 +178,7 @@ def test_a_prefill_that_ran_out_of_blocks_reports_all_of_it_when_it_is_asked_aga
 
 
 @pytest.mark.parametrize("at", [3, 20, 26])
-def test_broken_logits_inside_a_prompt_end_that_sequence_alone(worker: Worker, at: int) -> None:
+def test_broken_logits_inside_a_prompt_end_only_that_sequence(worker: Worker, at: int) -> None:
     worker.runner.spoil = lambda prefix: tuple(prefix) == LONG[:at]
     worker.open("s", LONG[:26], prompt_logprobs=1)
     worker.open("well", LONG[5:25], prompt_logprobs=1)
@@ -201,7 +201,7 @@ def test_broken_logits_inside_a_prompt_end_that_sequence_alone(worker: Worker, a
         ({"stop_token_ids": range(VOCAB), "min_tokens": 1}, (), "min_tokens"),
     ],
 )
-def test_what_leaves_no_token_is_refused(
+def test_parameters_leaving_no_token_are_refused(
     worker: Worker, sampling: dict[str, Any], bad_words: tuple[tuple[int, ...], ...], field: str
 ) -> None:
     params = SequenceParams(SamplingParams(seed=1, **sampling), AcceptanceMode.COUPLED, 1, bad_words)

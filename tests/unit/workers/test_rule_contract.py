@@ -126,22 +126,22 @@ CHECKS: list[Callable[[AcceptanceMode, AcceptanceRule], None]] = [
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("mode", RULES)
-def test_rule_holds_the_contract(mode: AcceptanceMode, check: Any) -> None:
+def test_a_rule_keeps_the_contract(mode: AcceptanceMode, check: Any) -> None:
     check(mode, RULES[mode])
 
 
 @pytest.mark.parametrize("mode", [mode for mode in DRAWN if mode.facts.lossless])
-def test_lossless_rule_keeps_the_distribution(mode: AcceptanceMode) -> None:
+def test_a_lossless_rule_keeps_the_distribution(mode: AcceptanceMode) -> None:
     assert error_of(mode, RULES[mode]) < EXACT
 
 
 @pytest.mark.parametrize("mode", SHARED)
-def test_rule_with_shared_noise_says_the_targets_choices(mode: AcceptanceMode) -> None:
+def test_a_rule_with_shared_noise_gives_the_targets_choices(mode: AcceptanceMode) -> None:
     check_own_choices(mode, RULES[mode])
 
 
 @pytest.mark.parametrize("host", [True, False])
-def test_mixed_batch_equals_lone_rounds_in_one_copy(host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mixed_batch_equals_single_rounds_in_one_copy(host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all modes, sampled and greedy, in turn."""
     mixed = [made for made, _ in each_mode()]
     logits = torch.cat([rows for _, rows in each_mode()])
@@ -154,7 +154,7 @@ def test_mixed_batch_equals_lone_rounds_in_one_copy(host: bool, monkeypatch: pyt
     assert together == [verify_items([made], rows, rows)[0] for made, rows in each_mode()]
 
 
-def test_replaced_rule_judges_its_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_rule_judges_its_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the short way and on the long one."""
     says = AcceptanceRule(lambda items, scores, noise: constant(items, 2))
     monkeypatch.setitem(RULES, AcceptanceMode.COUPLED, says)
@@ -204,7 +204,7 @@ def test_catches_a_rule_that_trusts_a_draft(mode: AcceptanceMode, rule: Acceptan
 
 
 @pytest.mark.parametrize("mode", DRAWN)
-def test_catches_a_rule_whose_noise_has_one_purpose(mode: AcceptanceMode) -> None:
+def test_catches_a_rule_reusing_its_noise(mode: AcceptanceMode) -> None:
     """The next token is drawn with the number that tested the first draft token."""
 
     class OnePurpose(RoundNoise):
@@ -221,7 +221,7 @@ def test_catches_a_rule_whose_noise_has_one_purpose(mode: AcceptanceMode) -> Non
 
 
 @pytest.mark.parametrize(("mode", "rule"), wrong(trusts_the_first, shares_noise=True))
-def test_catches_a_choice_that_is_the_drafts(mode: AcceptanceMode, rule: AcceptanceRule) -> None:
+def test_catches_a_rule_choosing_the_drafts_token(mode: AcceptanceMode, rule: AcceptanceRule) -> None:
     with pytest.raises(AssertionError):
         check_own_choices(mode, rule)
 
@@ -233,7 +233,7 @@ def test_catches_a_rule_that_mixes_rounds(mode: AcceptanceMode, rule: Acceptance
 
 
 @pytest.mark.parametrize("mode", RULES)
-def test_catches_a_rule_that_looks_too_early(mode: AcceptanceMode) -> None:
+def test_catches_a_rule_that_reads_the_device_too_early(mode: AcceptanceMode) -> None:
     def judge(items: Sequence[VerifyItem], scores: Tensor, noise: RoundNoise) -> Pending:
         assert not scores.isnan().any()
         return RULES[mode].judge(items, scores, noise)

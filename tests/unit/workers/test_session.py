@@ -29,13 +29,13 @@ def begin(
     return it.begin(epoch, number, base, tail, question)
 
 
-def test_a_new_round_is_computed_and_its_tail_taken_in() -> None:
+def test_a_new_round_is_computed_with_its_tail() -> None:
     it = session()
     assert begin(it, 1, 5, 4, 5) is Disposition.COMPUTE
     assert it.tokens == [1, 2, 3, 4, 5]
 
 
-def test_a_round_repeated_before_its_answer_is_in_progress_and_after_it_answered_again() -> None:
+def test_a_repeated_round_is_in_progress_then_answered_again() -> None:
     it = session()
     begin(it, 1, 3)
     assert begin(it, 1, 3) is Disposition.IN_PROGRESS
@@ -44,7 +44,7 @@ def test_a_round_repeated_before_its_answer_is_in_progress_and_after_it_answered
     assert (it.answer, it.tokens) == ("answer", [1, 2, 3])
 
 
-def test_the_same_round_with_another_question_is_refused() -> None:
+def test_a_repeated_round_with_another_question_is_refused() -> None:
     it = session()
     begin(it, 1, 3)
     with pytest.raises(InvalidArgumentError, match="other content"):
@@ -54,7 +54,7 @@ def test_the_same_round_with_another_question_is_refused() -> None:
         begin(it, 1, 3, question=b"other")
 
 
-def test_a_gap_names_what_is_known_and_the_resent_tail_closes_it() -> None:
+def test_a_gap_names_the_known_length_and_a_tail_closes_it() -> None:
     it = session()
     with pytest.raises(FailedPreconditionError) as caught:
         begin(it, 1, 6, 6)
@@ -65,27 +65,27 @@ def test_a_gap_names_what_is_known_and_the_resent_tail_closes_it() -> None:
 
 
 @pytest.mark.parametrize("epoch", [2, 4])
-def test_another_epoch_is_fenced_off(epoch: int) -> None:
+def test_another_epoch_is_refused(epoch: int) -> None:
     it = session()
     with pytest.raises(StaleEpochError):
         begin(it, 1, 3, epoch=epoch)
     assert it.round == 0
 
 
-def test_a_round_that_is_over_is_refused() -> None:
+def test_a_past_round_is_refused() -> None:
     it = session()
     begin(it, 5, 3)
     with pytest.raises(StaleEpochError, match="is over"):
         begin(it, 4, 3)
 
 
-def test_the_ledgers_length_is_absolute_and_cuts_what_is_beyond_it() -> None:
+def test_the_base_length_is_absolute_and_cuts_the_ledger() -> None:
     it = session(1, 2, 3, 4, 5)
     begin(it, 1, 3)
     assert it.tokens == [1, 2, 3]
 
 
-def test_a_tail_overwrites_what_it_disagrees_with() -> None:
+def test_a_tail_overwrites_conflicting_tokens() -> None:
     it = session(1, 2, 3, 4, 5)
     begin(it, 1, 4, 9, 8)
     assert it.tokens == [1, 2, 9, 8]
@@ -110,7 +110,7 @@ def test_a_ledger_shorter_than_its_tail_is_refused(base: int, tail: tuple[int, .
         ([1], [1], 0),
     ],
 )
-def test_entries_that_agree_with_the_ledger_stay(tokens: list[int], cached: list[int], agreed: int) -> None:
+def test_entries_agreeing_with_the_ledger_are_kept(tokens: list[int], cached: list[int], agreed: int) -> None:
     it = session(*tokens)
     it.cached = cached
     assert it.agreed_length() == agreed
@@ -123,7 +123,7 @@ def test_an_abandoned_round_may_be_asked_again() -> None:
     assert begin(it, 7, 3, question=b"another question") is Disposition.COMPUTE
 
 
-def test_a_round_before_an_abandoned_one_is_answered_again_and_not_computed() -> None:
+def test_the_round_before_an_abandoned_one_is_answered_again() -> None:
     """Once: a refusal for want of blocks crossed with the same round asked again. Its answer came, the worker
     went on by itself and had no blocks for that; then the round was put a third time, and was not known."""
     it = session()
@@ -141,7 +141,7 @@ def test_a_round_before_an_abandoned_one_is_answered_again_and_not_computed() ->
     assert not it.abandoned
 
 
-def test_what_makes_a_question() -> None:
+def test_different_rounds_are_different_questions() -> None:
     chain = Proposal((1, 2))
     sparse = SparseDistribution(b"\0\0\0\0", b"\0\0\x80?")
     questions = [

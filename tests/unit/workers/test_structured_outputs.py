@@ -165,7 +165,7 @@ def test_every_k_gives_the_tokens_of_plain_decoding(name: str, temperature: floa
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_ratio_modes_keep_to_it_as_well(name: str, mode: AcceptanceMode) -> None:
+def test_ratio_modes_follow_the_grammar(name: str, mode: AcceptanceMode) -> None:
     language, outputs = LANGUAGES[name], set()
     for seed in range(12):
         pair = Pair(sampling_of(language, temperature=1.5, seed=seed), mode, branches=4 * (seed % 2))
@@ -175,7 +175,7 @@ def test_the_ratio_modes_keep_to_it_as_well(name: str, mode: AcceptanceMode) -> 
     assert len(outputs) > 1 or name == "one text"
 
 
-def test_the_target_that_goes_on_by_itself_carries_the_state_on() -> None:
+def test_a_target_going_on_by_itself_keeps_the_state() -> None:
     went_on = 0
     for seed, name in itertools.product(range(6), NAMES):
         language = LANGUAGES[name]
@@ -188,7 +188,7 @@ def test_the_target_that_goes_on_by_itself_carries_the_state_on() -> None:
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("name", ["regex", "grammar", "choice"])
-def test_whatever_is_proposed_nothing_forbidden_is_accepted(name: str, k: int) -> None:
+def test_nothing_forbidden_is_accepted(name: str, k: int) -> None:
     language = LANGUAGES[name]
     sampling = sampling_of(language, temperature=1.0)
     want = plain(language, sampling)
@@ -202,7 +202,7 @@ def test_whatever_is_proposed_nothing_forbidden_is_accepted(name: str, k: int) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_draft_proposes_what_is_allowed_and_foresees_what_can_come(name: str) -> None:
+def test_the_draft_proposes_and_foresees_allowed_tokens(name: str) -> None:
     language = LANGUAGES[name]
     branches = 0
     for seed in range(6):
@@ -225,7 +225,7 @@ def is_allowed(language: Language, tokens: Sequence[int]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["regex", "choice"])
-def test_a_reopened_sequence_goes_on_from_the_ledger(name: str) -> None:
+def test_a_reopened_sequence_continues_from_the_ledger(name: str) -> None:
     language = LANGUAGES[name]
     sampling = sampling_of(language, temperature=1.0, seed=3)
     pair = Pair(sampling)
@@ -241,7 +241,7 @@ def test_a_reopened_sequence_goes_on_from_the_ledger(name: str) -> None:
 
 
 @pytest.mark.parametrize("k", [0, 3])
-def test_min_tokens_gives_way_where_the_text_is_finished(k: int) -> None:
+def test_min_tokens_yields_to_a_finished_text(k: int) -> None:
     """The choice ends after at most four tokens; until then the end waits."""
     language = LANGUAGES["choice"]
     lengths = set()
@@ -254,7 +254,7 @@ def test_min_tokens_gives_way_where_the_text_is_finished(k: int) -> None:
     assert len(lengths) > 1
 
 
-def test_a_stop_token_that_alone_is_allowed_ends_before_min_tokens() -> None:
+def test_a_stop_token_allowed_alone_ends_before_min_tokens() -> None:
     language = LANGUAGES["one text"]
     abc = TOKENS.index("abc")
     sampling = sampling_of(language, temperature=0, min_tokens=5, stop_token_ids=(abc,))
@@ -291,10 +291,10 @@ def _guesses_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "test", "arguments"),
     [
-        (_mask_not_advanced, test_whatever_is_proposed_nothing_forbidden_is_accepted, ("regex", 3)),
-        (_state_not_rolled_back, test_whatever_is_proposed_nothing_forbidden_is_accepted, ("regex", 3)),
-        (_draft_not_masked, test_the_draft_proposes_what_is_allowed_and_foresees_what_can_come, ("regex",)),
-        (_guesses_not_masked, test_the_draft_proposes_what_is_allowed_and_foresees_what_can_come, ("regex",)),
+        (_mask_not_advanced, test_nothing_forbidden_is_accepted, ("regex", 3)),
+        (_state_not_rolled_back, test_nothing_forbidden_is_accepted, ("regex", 3)),
+        (_draft_not_masked, test_the_draft_proposes_and_foresees_allowed_tokens, ("regex",)),
+        (_guesses_not_masked, test_the_draft_proposes_and_foresees_allowed_tokens, ("regex",)),
     ],
 )
 def test_planted_bugs_are_caught(
@@ -319,7 +319,7 @@ def test_a_worker_without_a_tokenizer_refuses_by_name() -> None:
     assert not pair.target.holds("t")
 
 
-def test_masks_of_all_sequences_together_have_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_of_all_sequences_share_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: each of them had it to itself, and all others waited for their sum."""
     pair = Pair(sampling_of(LANGUAGES["regex"]))
     pair.target._budget = 512  # one pass for all
@@ -354,7 +354,7 @@ def test_masks_of_all_sequences_together_have_the_time_of_one(monkeypatch: pytes
     assert clock() - begun <= most
 
 
-def test_a_grammar_that_gives_up_ends_its_sequence_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exhausted_grammar_ends_only_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a draft goes on without one."""
     pair = Pair(sampling_of(LANGUAGES["regex"]))
     params = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, N)
@@ -376,7 +376,7 @@ def test_a_grammar_that_gives_up_ends_its_sequence_and_no_other(monkeypatch: pyt
     assert not pair.target.has_work
 
 
-def test_a_grammar_that_breaks_ends_its_sequence_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_grammar_ends_only_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the draft too, where it costs speed only."""
     pair = Pair(sampling_of(LANGUAGES["regex"]))
     params = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, N)
@@ -403,7 +403,7 @@ def test_a_grammar_that_breaks_ends_its_sequence_and_no_other(monkeypatch: pytes
         assert isinstance(answer, RoundVerdict | DraftProposal)
 
 
-def test_nobody_pays_who_has_no_grammar() -> None:
+def test_without_a_grammar_logits_are_not_copied() -> None:
     logits = torch.randn(5, VOCAB)
     assert restricted(logits, [None, None], [2, 3]) is logits
 
@@ -453,7 +453,7 @@ def oracle(language: Language, prefix: tuple[int, ...], temperature: float) -> n
 
 @pytest.mark.parametrize("kind", ["full q", "truncated q", "point mass"])
 @pytest.mark.parametrize("name", ["regex", "choice", "json"])
-def test_the_output_distribution_is_exactly_the_masked_one(name: str, kind: str) -> None:
+def test_the_output_has_the_masked_distribution(name: str, kind: str) -> None:
     """All proposals of two tokens, all outcomes of the tests: what comes out has the masked distribution."""
     language, temperature = LANGUAGES[name], 1.3
     sampling = sampling_of(language, temperature=temperature)

@@ -106,7 +106,7 @@ def right(n: int, ledger: tuple[int, ...] = PROMPT) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("accepted", range(5))
-def test_multi_token_output(accepted: int) -> None:
+def test_a_round_can_produce_several_tokens(accepted: int) -> None:
     """One round can produce several tokens: the accepted ones and the next."""
     worker = Worker()
     worker.open()
@@ -123,7 +123,7 @@ def test_multi_token_output(accepted: int) -> None:
     assert event.verdict.num_computed_tokens == worker.length() == len(PROMPT) + accepted
 
 
-def test_the_next_round_feeds_only_what_the_cache_lacks() -> None:
+def test_the_next_round_feeds_only_missing_entries() -> None:
     worker = Worker()
     worker.open()
     worker.ask(right(2))
@@ -135,7 +135,7 @@ def test_the_next_round_feeds_only_what_the_cache_lacks() -> None:
 
 @pytest.mark.parametrize("mode", AcceptanceMode)
 @pytest.mark.parametrize("seed", range(10))
-def test_every_mode_decides_as_its_formula_in_a_mixed_batch(mode: AcceptanceMode, seed: int) -> None:
+def test_every_mode_follows_its_formula_in_a_mixed_batch(mode: AcceptanceMode, seed: int) -> None:
     rng = np.random.default_rng(seed)
     worker = Worker()
     want = {}
@@ -155,7 +155,7 @@ def test_every_mode_decides_as_its_formula_in_a_mixed_batch(mode: AcceptanceMode
     assert len(worker.runner.passes) == 1
 
 
-def test_long_prompts_are_read_in_chunks_beside_other_rounds() -> None:
+def test_long_prompts_are_read_in_chunks_beside_rounds() -> None:
     worker = Worker(max_model_len=200)
     worker.open("long", tuple(i % VOCAB for i in range(90)))
     worker.open("short")
@@ -169,7 +169,7 @@ def test_long_prompts_are_read_in_chunks_beside_other_rounds() -> None:
 
 
 @pytest.mark.parametrize("rows", [range(1), range(2, 3)])
-def test_logits_that_are_not_numbers_end_one_round_alone(rows: range) -> None:
+def test_nan_logits_end_only_their_round(rows: range) -> None:
     worker = Worker()
     worker.open("bad")
     worker.open("good", (3, 2, 1))
@@ -189,7 +189,7 @@ def test_logits_that_are_not_numbers_end_one_round_alone(rows: range) -> None:
     assert event.verdict.token_ids[:3] == chain, "the same round may be asked again"
 
 
-def test_a_crash_ends_one_round_alone() -> None:
+def test_a_crash_ends_only_its_round() -> None:
     worker = Worker()
     worker.open("bad", (5, 5))
     worker.open("good")
@@ -201,7 +201,7 @@ def test_a_crash_ends_one_round_alone() -> None:
     assert events["good"].verdict.token_ids == right(1)
 
 
-def test_out_of_blocks_is_told_and_the_round_may_be_asked_again() -> None:
+def test_a_round_out_of_blocks_may_be_repeated() -> None:
     worker = Worker(num_blocks=2)
     worker.open("a")
     worker.open("b", (1,) * 8)
@@ -228,9 +228,7 @@ def test_out_of_blocks_is_told_and_the_round_may_be_asked_again() -> None:
         (Proposal((1,) * 32), "proposal.token_ids"),
     ],
 )
-def test_a_proposal_that_cannot_be_judged_is_refused_before_it_costs_anything(
-    proposal: Proposal, field: str
-) -> None:
+def test_an_invalid_proposal_is_refused_at_once(proposal: Proposal, field: str) -> None:
     worker = Worker(max_model_len=20)
     worker.open()
     error = failure(worker.ask(proposal))
@@ -240,7 +238,7 @@ def test_a_proposal_that_cannot_be_judged_is_refused_before_it_costs_anything(
     assert worker.ask(right(1)) == [], "and its round number is still free"
 
 
-def test_a_token_its_distribution_cannot_have_given_is_refused() -> None:
+def test_a_token_its_distribution_excludes_is_refused() -> None:
     worker = Worker()
     worker.open(sampling=SamplingParams(seed=1), mode=AcceptanceMode.REJECTION)
     other = SparseDistribution(b"\2\0\0\0", b"\0\0\x80?")
@@ -257,7 +255,7 @@ def test_a_token_its_distribution_cannot_have_given_is_refused() -> None:
         ((1,), SamplingParams(seed=1, stop_token_ids=[VOCAB], min_tokens=2), "stop_token_ids"),
     ],
 )
-def test_a_sequence_that_cannot_be_sampled_is_refused_when_it_is_opened(
+def test_a_sequence_that_cannot_be_sampled_is_refused(
     tokens: tuple[int, ...], sampling: SamplingParams, field: str
 ) -> None:
     """Once: ids beyond the vocabulary in logit_bias or stop_token_ids ended the engine thread."""
@@ -269,7 +267,7 @@ def test_a_sequence_that_cannot_be_sampled_is_refused_when_it_is_opened(
     assert isinstance(failure(worker.ask()), NotFoundError)
 
 
-def test_a_lease_that_is_over_frees_blocks_except_under_way() -> None:
+def test_an_expired_lease_frees_blocks_unless_in_a_round() -> None:
     worker = Worker()
     for name in ("idle", "busy"):
         worker.open(name)
@@ -296,7 +294,7 @@ def test_min_tokens_masks_the_models_ends() -> None:
 
 @pytest.mark.parametrize(("since", "rows"), [(0.0, 8), (1.0, 6), (3.0, 2), (4.0, 0)])
 @pytest.mark.parametrize("scored", [False, True])
-def test_a_round_that_comes_while_a_device_computes_waits_for_the_rest_of_its_prompts(
+def test_a_round_arriving_in_a_device_pass_counts_prompt_rows(
     since: float, rows: int, scored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: a pass passed for over when it was launched, and whoever waited for it was told of no prompts."""

@@ -55,7 +55,7 @@ def told(events: Sequence[Any]) -> list[Any]:
 @pytest.mark.parametrize("branches", [0, 8])
 @pytest.mark.parametrize("mode", AcceptanceMode)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_same_scores_give_the_same_proposals(temperature: float, mode: AcceptanceMode, branches: int) -> None:
+def test_equal_scores_give_equal_proposals(temperature: float, mode: AcceptanceMode, branches: int) -> None:
     """Through verdicts of all lengths, with hits and misses of branches."""
     rng, ledger = random.Random(3), list(PROMPT)
     of_tokens, of_model = engines(draft_config(lookahead_branches=branches))
@@ -83,7 +83,7 @@ def test_same_scores_give_the_same_proposals(temperature: float, mode: Acceptanc
         assert not engine.lookahead.regions
 
 
-def test_text_without_scores_fails_alone() -> None:
+def test_a_text_without_scores_fails_alone() -> None:
     config, clock = draft_config(), ManualClock()
 
     def some(texts: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from target_worker.verdicts import with_logprobs
 from target_worker.verify import NO_CHOICE, verify_items
 
 
-def test_a_round_without_a_verdict_names_both_reasons() -> None:
+def test_a_missing_verdict_names_both_possible_reasons() -> None:
     """Numbers of which the request permits none, and no numbers."""
     sampling = SamplingParams(temperature=0.0, allowed_token_ids=(1,), seed=1)
     item = VerifyItem(SequenceParams(sampling, AcceptanceMode.COUPLED, 2), (2, 3), Proposal())

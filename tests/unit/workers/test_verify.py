@@ -42,7 +42,7 @@ def case(rng: np.random.Generator, k: int, mode: AcceptanceMode, points: bool) -
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
 @pytest.mark.parametrize("seed", range(20))
-def test_sparse_numbers_and_tensors_decide_alike(mode: AcceptanceMode, seed: int) -> None:
+def test_sparse_and_dense_judging_agree(mode: AcceptanceMode, seed: int) -> None:
     """Chains of all lengths, none included, some of them without distributions."""
     rng = np.random.default_rng(seed)
     group = [case(rng, k, mode, points=rng.random() < 0.2) for k in rng.integers(0, 6, 1 + seed)]
@@ -81,9 +81,7 @@ def rounds(rng: np.random.Generator) -> list[VerifyItem]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_a_device_is_read_of_at_once_is_what_a_cpu_says(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_device_read_gives_the_cpus_verdicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of a device, taken on the CPU: also for rows that are no distribution."""
     rng = np.random.default_rng(seed)
     cases = rounds(rng)
@@ -111,7 +109,7 @@ def test_what_a_device_is_read_of_at_once_is_what_a_cpu_says(
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("mode", AcceptanceMode)
-def test_where_the_model_finds_impossible_all_that_is_permitted_there_is_no_verdict(
+def test_without_a_possible_permitted_token_there_is_no_verdict(
     mode: AcceptanceMode, temperature: float, on_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: the next token was -1, which no frame carries, or one that the request forbids."""
@@ -143,7 +141,7 @@ def choosing(rng: np.random.Generator, **sampling: object) -> VerifyItem:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_is_chosen_at_once_is_what_tensors_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_short_way_gives_the_tensors_verdicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every share of draft tokens that come true, logits of a wider output, ties, and rows that are no
     distribution; a request that asks for more takes all of its pass along the other way."""
     rng = np.random.default_rng(seed)
@@ -181,7 +179,7 @@ def test_what_is_chosen_at_once_is_what_tensors_say(seed: int, monkeypatch: pyte
         assert verdicts.count(None) == 1
 
 
-def test_a_choice_that_a_rounding_decides_is_the_same_at_once() -> None:
+def test_the_short_way_rounds_like_the_tensors() -> None:
     """Of two tokens so close that scores which are products with 1 / temperature would give the other one."""
     rng, temperature = np.random.default_rng(5), np.float32(0.3)
     noise = gumbel([7], [1], 2)[0].numpy()
@@ -208,7 +206,7 @@ def test_a_choice_that_a_rounding_decides_is_the_same_at_once() -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, EVERYTHING], ids=["nothing", "everything"])
-def test_nothing_is_read_of_a_device_before_the_end(asked: dict[str, Any]) -> None:
+def test_the_device_is_read_only_at_the_end(asked: dict[str, Any]) -> None:
     """On a device whose tensors hold nothing, looking at one is an error."""
     bad_words = ((1, 2), (3,)) if asked else ()
     cases = []

@@ -34,7 +34,7 @@ def verdicts(events: list[Any]) -> list[Any]:
     return [event.verdict for event in events]
 
 
-def test_the_next_round_runs_without_a_message_and_as_if_there_had_been_one() -> None:
+def test_the_next_round_runs_without_a_message() -> None:
     best = right(8)
     worker = asked(best[:2])
     assert foresee(worker, {(2, best[2]): Proposal(best[3:5]), (0, 5): Proposal((0,))}) == []
@@ -48,7 +48,7 @@ def test_the_next_round_runs_without_a_message_and_as_if_there_had_been_one() ->
     assert not worker.it.has_work
 
 
-def test_an_outcome_that_was_not_foreseen_waits_for_its_round() -> None:
+def test_an_unforeseen_outcome_waits_for_its_round() -> None:
     best = right(8)
     worker = asked(best[:2])
     foresee(worker, {(1, best[2]): Proposal(best[3:5])})
@@ -58,7 +58,7 @@ def test_an_outcome_that_was_not_foreseen_waits_for_its_round() -> None:
     assert verdicts(worker.run())[0].token_ids == best[3:6]
 
 
-def test_later_continuations_add_to_the_earlier_ones() -> None:
+def test_later_continuations_add_to_earlier_ones() -> None:
     best = right(8)
     worker = asked(best[:2])
     foresee(worker, {(0, 1): Proposal((1,))})
@@ -67,7 +67,7 @@ def test_later_continuations_add_to_the_earlier_ones() -> None:
 
 
 @pytest.mark.parametrize("usable", [True, False], ids=["usable", "refused"])
-def test_what_arrives_while_the_pass_runs_is_of_use_to_its_verdict(usable: bool) -> None:
+def test_a_continuation_arriving_in_the_pass_is_used(usable: bool) -> None:
     """A command waits for the step's end; by then the verdict would be out."""
     best, worker = right(8), Worker()
     events: list[Any] = []
@@ -92,14 +92,14 @@ def test_what_arrives_while_the_pass_runs_is_of_use_to_its_verdict(usable: bool)
 
 
 @pytest.mark.parametrize("place", [{"epoch": 2}, {"number": 2}, {"number": 0}, {"base": N + 1}])
-def test_what_belongs_to_another_round_is_dropped(place: dict[str, int]) -> None:
+def test_continuations_of_another_round_are_dropped(place: dict[str, int]) -> None:
     best = right(8)
     worker = asked(best[:2])
     assert foresee(worker, {(2, best[2]): Proposal(best[3:5])}, **place) == []
     assert len(worker.run()) == 1
 
 
-def test_what_comes_just_after_the_verdict_begins_the_round_all_the_same() -> None:
+def test_a_continuation_just_after_the_verdict_is_used() -> None:
     best = right(8)
     worker = asked(best[:2])
     assert verdicts(worker.run())[0].went_on_with is None
@@ -116,7 +116,7 @@ def test_what_comes_just_after_the_verdict_begins_the_round_all_the_same() -> No
     assert not worker.it.has_work
 
 
-def test_of_a_round_that_is_over_nothing_is_begun() -> None:
+def test_a_past_rounds_continuation_begins_nothing() -> None:
     """The coordinator has asked for the next one, and what it was told of the last one comes again."""
     best = right(8)
     worker = asked(best[:2])
@@ -130,7 +130,7 @@ def test_of_a_round_that_is_over_nothing_is_begun() -> None:
     assert not worker.it.has_work
 
 
-def test_another_outcome_that_is_told_late_begins_nothing() -> None:
+def test_a_late_continuation_of_another_outcome_is_dropped() -> None:
     best = right(8)
     worker = asked(best[:2])
     worker.run()
@@ -139,7 +139,7 @@ def test_another_outcome_that_is_told_late_begins_nothing() -> None:
     assert not worker.it.has_work
 
 
-def test_what_is_told_late_and_cannot_be_judged_is_refused() -> None:
+def test_an_invalid_late_continuation_is_refused() -> None:
     best = right(8)
     worker = asked(best[:2])
     worker.run()
@@ -151,7 +151,7 @@ def test_what_is_told_late_and_cannot_be_judged_is_refused() -> None:
     assert verdicts(worker.run())[0].token_ids == best[3:6]
 
 
-def test_a_closed_sequence_goes_on_no_further() -> None:
+def test_a_closed_sequence_does_not_go_on() -> None:
     best = right(8)
     worker = asked(best[:2])
     foresee(worker, {(2, best[2]): Proposal(best[3:5])})
@@ -172,9 +172,7 @@ def test_a_closed_sequence_goes_on_no_further() -> None:
     ],
     ids=["outside the vocabulary", "a tree", "with distributions", "beyond the model's length"],
 )
-def test_a_continuation_that_cannot_be_judged_is_refused_and_the_round_goes_on(
-    proposal: Proposal, field: str
-) -> None:
+def test_an_invalid_continuation_is_refused_alone(proposal: Proposal, field: str) -> None:
     best = right(8)
     worker = asked(best[:2])
     (failed,) = foresee(worker, {(2, best[2]): proposal})
@@ -190,7 +188,7 @@ def plain_next(worker: Worker, number: int = 1, base: int = N) -> list[Any]:
     return list(worker.it.handle(ahead, 0.0))
 
 
-def test_plain_rounds_follow_one_another_for_as_long_as_it_is_said() -> None:
+def test_plain_rounds_follow_while_announced() -> None:
     best = right(8)
     worker = asked(())
     tokens: tuple[int, ...] = ()
@@ -205,7 +203,7 @@ def test_plain_rounds_follow_one_another_for_as_long_as_it_is_said() -> None:
     assert tokens + last.token_ids == best[:6]
 
 
-def test_after_any_outcome_that_was_not_foreseen_a_plain_round_may_follow() -> None:
+def test_a_plain_round_may_follow_any_unforeseen_outcome() -> None:
     best = right(8)
     for foreseen, went_on_with in ((best[2], 2), (best[2] ^ 1, 0)):
         worker = asked(best[:2])
@@ -225,7 +223,7 @@ def test_after_any_outcome_that_was_not_foreseen_a_plain_round_may_follow() -> N
     ],
     ids=["a stop token", "the end", "the end, ignored"],
 )
-def test_no_plain_round_follows_a_token_that_ends_the_sequence(
+def test_no_plain_round_follows_a_final_token(
     sampling: SamplingParams, eos: tuple[int, ...], goes_on: bool
 ) -> None:
     worker = Worker(eos=eos)
@@ -241,7 +239,7 @@ def test_no_plain_round_follows_a_token_that_ends_the_sequence(
     assert len(late.run()) == goes_on
 
 
-def test_no_plain_round_may_follow_beyond_the_models_length() -> None:
+def test_no_plain_round_goes_beyond_the_models_length() -> None:
     worker = Worker(max_model_len=N)
     worker.open()
     worker.ask(())
