@@ -189,7 +189,7 @@ def read(service: Service, running: Running) -> Commit | PacelineError:
 
 
 def types(link: FakeLink) -> list[type]:
-    """Of the commands sent, but for "the next round is plain" (test_going_on.py has these)."""
+    """Of the commands sent, but for "the next round is plain" (test_rounds_ahead.py has these)."""
     plain = [c for c in link.sent if isinstance(c, VerifyAhead) and c.plain_otherwise]
     return [type(command) for command in link.sent if command not in plain]
 

@@ -153,7 +153,7 @@ class Driver:
 
 
 def sent(actions: list[Action]) -> list[Any]:
-    """The commands among the actions, but for "the next round is plain" (test_going_on.py has these)."""
+    """The commands among the actions, but for "the next round is plain" (test_rounds_ahead.py has these)."""
     commands = [a.command for a in actions if isinstance(a, ToTarget | ToDraft)]
     return [c for c in commands if not (isinstance(c, VerifyAhead) and c.plain_otherwise)]
 

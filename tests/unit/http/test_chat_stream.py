@@ -13,7 +13,7 @@ from coordinator.api.chat_template import ChatTemplate
 from coordinator.sequence.ledger import Commit, Finish
 from paceline.core.types import FinishReason, TokenLogprobs, TokenOrigin
 from paceline.rpc.codec import GenerateCall
-from tests.unit.http.test_answers import stream as streamed
+from tests.unit.http.test_answer import stream as streamed
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TOKENS = tuple(TokenLogprobs(token, -0.5, 1, (token,), (-0.5,)) for token in (523, 614))

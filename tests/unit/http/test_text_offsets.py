@@ -15,7 +15,7 @@ from coordinator.sequence.ledger import Commit, Ledger
 from coordinator.text.vocabulary import Vocabulary
 from paceline.core.types import TokenLogprobs, TokenOrigin
 from paceline.rpc.codec import GenerateCall
-from tests.unit.http.test_answers import stream
+from tests.unit.http.test_answer import stream
 
 
 @pytest.fixture

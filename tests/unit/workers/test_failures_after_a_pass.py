@@ -19,7 +19,7 @@ from paceline.decoding.logprobs import reported_logprobs
 from target_worker import engine, verdicts, verify
 from target_worker.acceptance.items import VerifyItem
 from target_worker.verify import verify_items
-from tests.unit.workers import test_draft_engine, test_reports, test_target_engine
+from tests.unit.workers import test_draft_engine, test_logprob_reports, test_target_engine
 from tests.unit.workers.test_target_engine import PROMPT, right
 
 BAD = (5, 5, 1)
@@ -114,7 +114,7 @@ def test_a_failing_prompt_report_ends_one_sequence(
             raise error
         return reported_logprobs(logits, tokens, counts)
 
-    worker, prompt = test_reports.Worker(monkeypatch), test_reports.LONG[:12]
+    worker, prompt = test_logprob_reports.Worker(monkeypatch), test_logprob_reports.LONG[:12]
     monkeypatch.setattr(verdicts, "reported_logprobs", broken)
     for name, count in (("bad", 2), ("well", 1)):
         worker.open(name, prompt, prompt_logprobs=count)
@@ -123,14 +123,14 @@ def test_a_failing_prompt_report_ends_one_sequence(
     (failed,) = [event for event in events if event.sequence_id == "bad"]
     check_told(failed, error, caplog.text)
     others = [event for event in events if event is not failed]
-    (verdict,) = test_reports.check_prompt(others, "well", prompt, 1)
+    (verdict,) = test_logprob_reports.check_prompt(others, "well", prompt, 1)
     assert isinstance(verdict, RoundVerdict)
 
 
 @pytest.mark.parametrize("alone", ["the model", "the same again"])
 def test_scored_rows_out_of_memory_end_one_sequence(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: what the pass had scored was taken up after its sequence had failed alone: the thread died."""
-    worker, prompt = test_reports.Worker(monkeypatch), test_reports.LONG[:6]
+    worker, prompt = test_logprob_reports.Worker(monkeypatch), test_logprob_reports.LONG[:6]
     worker.open("bad", prompt, prompt_logprobs=1)
     worker.ask("bad", len(prompt))
 
@@ -146,7 +146,7 @@ def test_scored_rows_out_of_memory_end_one_sequence(alone: str, monkeypatch: pyt
     assert isinstance(event.error, InternalError)
     worker.runner.crash_on = lambda token_ids: None
     worker.ask("bad", len(prompt))
-    (verdict,) = test_reports.check_prompt(worker.run(), "bad", prompt, 1)
+    (verdict,) = test_logprob_reports.check_prompt(worker.run(), "bad", prompt, 1)
     assert isinstance(verdict, RoundVerdict)
 
 
