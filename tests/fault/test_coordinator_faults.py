@@ -48,7 +48,7 @@ def asked(faulty: RunningStack) -> Sequence[Asked]:
 def test_48_streams_survive_a_coordinator_restart(
     faulty: RunningStack, asked: Sequence[Asked], number: signal.Signals
 ) -> None:
-    """Of a client with default settings, 16 of them asked again when the coordinator has been struck."""
+    """A client with default settings; 16 streams begin after the coordinator was killed."""
     counts = restart(faulty, number, asked, late=16)
     assert counts == Counter(streams=64, lost=0, doubled=0, different=0, resumed=counts["resumed"])
     assert counts["resumed"] >= 48

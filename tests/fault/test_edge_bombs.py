@@ -65,7 +65,7 @@ async def answered(client: AsyncClient) -> None:
 
 
 async def test_idle_connections_do_not_block_clients(guarded: OwnCoordinator) -> None:
-    """200 of them, of callers without a key."""
+    """200 connections of callers without a key."""
     before = memory(pid_of(guarded))
     async with raw(guarded.address, 200) as idle, AsyncClient(guarded.address, api_key=TOKEN) as client:
         await answered(client)
@@ -74,7 +74,7 @@ async def test_idle_connections_do_not_block_clients(guarded: OwnCoordinator) ->
 
 
 async def test_half_messages_without_a_key_are_bounded(guarded: OwnCoordinator) -> None:
-    """32 connections with 300 of 1 MiB each, of messages that say to be longer, while calls are answered."""
+    """32 connections, each with 300 unfinished messages of 1 MiB, while calls are answered."""
     pid = pid_of(guarded)
     before = memory(pid)
 
@@ -98,7 +98,7 @@ async def test_half_messages_without_a_key_are_bounded(guarded: OwnCoordinator) 
 
 @pytest.mark.parametrize("name", LISTS)
 async def test_a_huge_list_is_refused(faulty: RunningStack, name: str) -> None:
-    """And another tenant's stream goes on."""
+    """Another tenant's stream goes on."""
     pid = faulty.stack.pid("coordinator")
     before = memory(pid)
     unbounded = [("grpc.max_send_message_length", -1)]

@@ -89,7 +89,7 @@ def test_a_stopped_drafts_sequences_move_to_another(
 def test_a_silent_draft_gets_trial_sequences_only(
     faulty: RunningStack, second_draft: str, prompt: Ids
 ) -> None:
-    """It says what it is, and so its link is ready again at once."""
+    """It answers GetInfo, so its link is ready again at once."""
     expected = without_fault(faulty, prompt, GREEDY)
     targets = [faulty.stack.address_of("target")]
     with (

@@ -108,7 +108,7 @@ def guarded(faulty: RunningStack, tmp_path: Path) -> Iterator[OwnCoordinator]:
 
 
 def test_a_tenants_structure_waits_for_at_most_one_other(guarded: OwnCoordinator) -> None:
-    """Of many that take as long as they may; and those are given up when their client leaves."""
+    """Slow structures of another tenant are abandoned when their client leaves."""
     with (
         Client(guarded.address, api_key=KEYS["mallory"]) as mallory,
         Client(guarded.address, api_key=KEYS["bob"]) as bob,
@@ -154,7 +154,7 @@ def test_a_compiling_coordinator_can_be_stopped(guarded: OwnCoordinator) -> None
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_worker_refuses_a_structure_bomb_and_goes_on(faulty: RunningStack, role: str) -> None:
-    """Asked directly, without a coordinator that looks first."""
+    """Sent directly, without a coordinator that checks first."""
     structured = params(len(PROMPT), structured_outputs=bomb(SLOW))
     with Line(faulty.stack.address_of(role), role) as line:
         other = line.open(PROMPT)

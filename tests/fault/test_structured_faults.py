@@ -38,7 +38,7 @@ SAMPLING: dict[str, Any] = {
 
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_a_killed_worker_costs_no_token(faulty: RunningStack, oracle: Oracle, role: str) -> None:
-    """The one that comes back derives the state from the ledger."""
+    """The restarted worker derives the grammar state from the ledger."""
     prompt: Ids = oracle.encode(SOURCE)[:40]
     expected = faulty.client.generate(
         prompt, SAMPLING, speculation={"num_speculative_tokens": 0}, timeout=HANG

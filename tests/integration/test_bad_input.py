@@ -340,7 +340,7 @@ def test_serve_refuses_models_with_different_tokenizers(stack: RunningStack, tmp
 
 
 def test_a_target_with_another_tokenizer_is_refused(stack: RunningStack, tmp_path: Path) -> None:
-    """A coordinator whose own tokenizer is another's never says that it is ready to serve."""
+    """The coordinator with the other tokenizer never becomes ready."""
     from harness.stacks import process
 
     from paceline.core.config import CoordinatorConfig

@@ -320,7 +320,7 @@ def test_retry_info_follows_googles_error_model() -> None:
 
 
 async def test_a_tls_client_that_does_not_read_is_cut(certificates: Certificates) -> None:
-    """Once: what was written at once was encrypted at once, and nobody saw that it did not leave."""
+    """Encrypted bytes that do not leave must count as unread."""
 
     async def large(scope: Any, receive: Any, send: Any) -> None:
         await JsonResponse("y" * 2**24)(scope, receive, send)

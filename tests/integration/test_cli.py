@@ -230,7 +230,7 @@ def test_a_load_test_that_cannot_work_is_not_started(served: Served) -> None:
 def test_an_interrupted_load_test_reports_what_was_sent(
     served: Served, tmp_path: Path, signals: tuple[int, ...]
 ) -> None:
-    """What runs is waited for after the first SIGINT only: else it has failed."""
+    """Running requests are awaited after the first SIGINT only; otherwise they fail."""
 
     def finished() -> int:
         status = json.loads(served.paceline("status", "--json").stdout)

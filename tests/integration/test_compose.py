@@ -113,7 +113,7 @@ def test_both_images_differ_only_in_their_torch() -> None:
 
 
 def test_each_image_is_built_once() -> None:
-    """Once: three services built one image side by side, and a first start failed: it `already exists`."""
+    """Services building one image side by side fail with `already exists`."""
     services = read_services()
     builders = {name: service["image"] for name, service in services.items() if "build" in service}
     assert sorted(builders.values()) == sorted({service["image"] for service in services.values()})

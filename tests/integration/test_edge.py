@@ -273,7 +273,7 @@ async def test_grpc_and_http_share_one_rate(serve: Serve) -> None:
 
 
 async def test_a_key_over_its_rate_can_still_resume_and_cancel(serve: Serve) -> None:
-    """Once: its streams that broke were lost, and what it cancelled was held for half a minute."""
+    """Otherwise its broken streams would be lost and its cancelled requests held."""
     limited = gate(key(requests_per_minute=1))
     async with serve(limited) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
         find_target(faces.coordinator)
@@ -341,7 +341,7 @@ async def test_requests_of_two_keys_are_independent(serve: Serve) -> None:
 
 
 async def test_two_simultaneous_resumes_share_one_request(serve: Serve) -> None:
-    """Neither is here when they come: the second one finds it when its own is about to begin."""
+    """The request is not held: the second call finds it when its own is about to begin."""
     async with serve(gate()) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
         find_target(faces.coordinator)
         prepared, both = faces.coordinator._prepared, asyncio.Barrier(2)
@@ -369,7 +369,7 @@ async def test_two_simultaneous_resumes_share_one_request(serve: Serve) -> None:
 
 
 async def test_requests_waiting_for_a_target_count_for_their_key(serve: Serve) -> None:
-    """No target ever comes here: what waits for one takes the key's room, and gives it back."""
+    """No target ever comes: waiting requests take the key's room and give it back."""
     room = gate(key(max_sequences=2))
     async with serve(room) as faces, faces.sdk(TOKEN) as client:
 
@@ -391,7 +391,7 @@ async def test_requests_waiting_for_a_target_count_for_their_key(serve: Serve) -
 
 
 async def test_all_prompts_of_a_request_fit_or_none_begins(serve: Serve) -> None:
-    """Once: as many as fitted were begun first, and one that never fits was told to come back."""
+    """A request that never fits must not be told to retry."""
     room = gate(key(max_sequences=4))
     async with serve(room) as faces, faces.web(TOKEN) as web:
         find_target(faces.coordinator)

@@ -345,7 +345,7 @@ def test_a_prompt_is_scored_without_an_answer(http: Http) -> None:
 
 
 def test_special_tokens_are_shown_on_request(http: Http, oracle: Oracle) -> None:
-    """The end of the text is one, and is kept in the text with the stop strings."""
+    """The end token is special, and stays in the text with the stop strings."""
     end = oracle.tokenizer.eos_token
     (end_id,) = oracle.eos_token_ids
     asked: dict[str, Any] = {"include_stop_str_in_output": True, "logit_bias": {str(end_id): 100}}

@@ -60,7 +60,7 @@ def test_an_unknown_model_is_not_found(http: Http) -> None:
 
 
 def test_a_request_larger_than_the_queue_is_refused(stack: RunningStack, pair_paths: Pair) -> None:
-    """All choices of a request or none; then there is room again."""
+    """All choices of a request begin or none does; later there is room again."""
     workers = [stack.stack.address_of("target")]
     with own_coordinator(pair_paths, workers, max_running=1, max_waiting=1) as own:
         (http,) = [*connect(own.supervisor.status("coordinator").http_address)]

@@ -67,7 +67,7 @@ def test_a_coordinator_may_use_grpc_only(stack: RunningStack, tiny_pair: Any) ->
 
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_a_restarted_worker_is_reached_by_socket_again(stack: RunningStack, role: str) -> None:
-    """The file of the killed one is in the way."""
+    """The killed process left its socket file."""
     before = texts(stack.client)
     path = info_of(stack, role).local_socket
     seen = len(stack.log.find(THROUGH))

@@ -334,7 +334,7 @@ def test_a_request_is_one_trace_in_three_processes(watched: Watched) -> None:
 
 
 def test_workers_spans_belong_to_sent_rounds(watched: Watched) -> None:
-    """Nobody drafts, so the target goes on by itself, and knows of no stop string."""
+    """Without a draft the target goes on by itself, and knows of no stop string."""
     trace = f"{0xE4D0:032x}"
     nobody = {"num_speculative_tokens": 0}
     parent = {"traceparent": f"00-{trace}-{1:016x}-01"}
@@ -477,7 +477,7 @@ def test_a_client_that_leaves_is_logged_as_cancelled(watched: Watched) -> None:
 
 
 def test_logs_and_spans_hold_no_prompt_or_output(watched: Watched) -> None:
-    """Runs requests that work, are refused, are broken and are left, over both faces, all marked."""
+    """Marked requests that succeed, are refused, fail or are left, over gRPC and HTTP."""
     client, word = watched.running.client, "xylophone"
     told = complete(watched, prompt=f"{MARK} " * 3, echo=True, stop=[MARK], logprobs=2)
     assert told.status_code == 200

@@ -386,7 +386,7 @@ def test_commands_in_unrun_blocks_parse() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_in_sentences_parse(page: str) -> None:
-    """By their names: values may be left out there."""
+    """Only names are checked: values may be left out there."""
     if HISTORY.fullmatch(page):
         return
     for code in inline_codes((ROOT / page).read_text()):

@@ -124,7 +124,7 @@ def test_greedy_parity_at_end_of_sequence(oracle: Oracle, client: Client, k: int
 
 
 def test_a_planted_difference_is_found(oracle: Oracle) -> None:
-    """The check is no rubber stamp: one wrong token, a missing one and one too many are errors."""
+    """One wrong token, a missing one and one too many are errors."""
     prompt = oracle.encode(SOURCE)[:20]
     want = oracle.greedy(prompt, 12, ignore_eos=True)
     assert oracle.check_greedy(prompt, want, 12, ignore_eos=True) == 0

@@ -69,7 +69,7 @@ def waits(stack: RunningStack) -> float:
 def test_requests_too_large_together_all_finish(
     small: RunningStack, oracle: Oracle, count: int, k: int
 ) -> None:
-    """A few may pass each other by; of a dozen some must wait, and this is about what happens then."""
+    """A few may fit one after another; of a dozen some must wait."""
     before = waits(small)
     for _ in range(2):
         check(small, oracle, count, k)

@@ -80,7 +80,7 @@ class Watching:
 
 
 def test_probes_see_the_drain_while_streams_go_on(stack: RunningStack) -> None:
-    """NOT_SERVING comes first: whoever balances load must know before calls are refused."""
+    """NOT_SERVING comes first: load balancers must know before calls are refused."""
     plain = {"num_speculative_tokens": 0}
     with (
         own_coordinator(stack.pair, [stack.stack.address_of("target")], drain_timeout=HANG) as own,
@@ -107,7 +107,7 @@ def test_probes_see_the_drain_while_streams_go_on(stack: RunningStack) -> None:
 
 
 def test_readiness_follows_the_only_target(stack: RunningStack) -> None:
-    """Whoever balances load takes a coordinator out, and in again, by what it is told."""
+    """Load balancers remove and add a coordinator by its health."""
     target = contextlib.ExitStack()
     with contextlib.ExitStack() as around:
         around.push(target)

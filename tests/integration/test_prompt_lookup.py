@@ -49,7 +49,7 @@ def test_prompt_lookup_keeps_greedy_text(oracle: Oracle, client: Client, k: int 
 def test_prompt_lookup_copies_are_judged_and_counted(
     oracle: Oracle, alone: Client, k: int, mode: str
 ) -> None:
-    """test_losslessness.py of the simulation has their distribution; here are greedy tokens."""
+    """The distribution is tested in the simulation's test_losslessness.py; here tokens are greedy."""
     prompt = repeating(oracle)
     wanted = {"num_speculative_tokens": k, "acceptance": mode, "prompt_lookup": True}
     result = generated(alone, prompt, 0.0, **wanted)

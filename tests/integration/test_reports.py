@@ -51,7 +51,7 @@ def log_probabilities(oracle: Oracle, prompt: Ids, tokens: Sequence[int]) -> tor
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("k", KS)
 def test_logprobs_equal_transformers(oracle: Oracle, client: Client, k: int, mode: str) -> None:
-    """Also where the request reshapes the distribution: they are of the model's own."""
+    """They are the model's own, also where the request reshapes the distribution."""
     prompt = oracle.encode(SOURCE)[:60]
     result = generate(
         client, prompt, k, mode, logprobs=20, temperature=0.8, top_p=0.9, repetition_penalty=1.2

@@ -161,7 +161,7 @@ def test_a_resumed_request_keeps_the_servers_seed(stack: RunningStack, forgetful
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_ratio_modes_resume_too(stack: RunningStack, forgetful: OwnCoordinator, mode: str) -> None:
-    """Held they are the same run; opened again they are another draw of the same distribution."""
+    """Held requests are the same run; reopened ones are another draw of the same distribution."""
     for address in (stack.address, forgetful.address):
         chunks, result, resumes = read_with_cuts(address, COUPLED, acceptance=mode)
         assert resumes >= 2
@@ -302,7 +302,7 @@ def test_a_client_that_never_returns_frees_everything(stack: RunningStack, hasty
 
 
 def test_a_held_request_pauses_at_the_unread_bound(stack: RunningStack, http: Http) -> None:
-    """Nobody reads it: it neither runs to its end nor ends, until it is cancelled by name."""
+    """Unread, it neither finishes nor fails until it is cancelled by id."""
 
     def generated() -> float:
         return http.total("paceline:generation_tokens_total") - before
@@ -347,7 +347,7 @@ def test_cancelling_by_id_ends_a_stream_being_read(stack: RunningStack) -> None:
 
 
 def test_a_stream_being_read_can_be_taken_over(stack: RunningStack) -> None:
-    """The client knows of the loss before the server does: it need not wait for it."""
+    """The client may notice a lost connection before the server does."""
     channel, call = begin(stack.address, "taken", SHORTER)
     request = generate_request(PROMPT, SHORTER, K, "taken")
     request.resumable = True
@@ -397,7 +397,7 @@ def test_an_exhausted_resume_budget_names_the_last_index(
 def test_a_cut_reader_resumes_when_it_reads_again(
     stack: RunningStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its blocks are free meanwhile. With a small window, and messages that fill the buffers between."""
+    """Its blocks are free meanwhile. The window is small and messages fill the buffers."""
     narrow = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
     monkeypatch.setattr(sync_client, "CHANNEL_OPTIONS", (*CHANNEL_OPTIONS, *narrow))
     sampling = {**COUPLED, "max_tokens": 1500, "logprobs": 20}

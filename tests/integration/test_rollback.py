@@ -71,7 +71,7 @@ def plain_draft(stack: RunningStack) -> Iterator[str]:
 def test_draft_truncates_to_the_agreed_tokens(
     stack: RunningStack, plain_draft: str, oracle: Oracle, seed: int, ahead: bool
 ) -> None:
-    """After every verdict, kind or cruel, the draft proposes what one with a fresh cache proposes."""
+    """After every verdict the draft proposes what one with a fresh cache proposes."""
     rng = random.Random(seed)
     prompt = oracle.encode(SOURCE)[: 30 + seed]
     address = stack.stack.address_of("draft") if ahead else plain_draft
@@ -183,7 +183,7 @@ def check_invariants(log: list[Any]) -> dict[str, int]:
 
 
 def test_every_round_of_the_service_keeps_the_invariants(stack: RunningStack, oracle: Oracle) -> None:
-    """A coordinator whose lines to both workers are tapped, with mixed requests at once."""
+    """Both links of a coordinator are recorded, with mixed requests at once."""
     with (
         Proxy(stack.stack.address_of("target"), "target") as target,
         Proxy(stack.stack.address_of("draft"), "draft") as draft,
@@ -215,7 +215,7 @@ def test_every_round_of_the_service_keeps_the_invariants(stack: RunningStack, or
 def test_a_fixed_k_is_shortened_in_the_last_rounds_only(
     stack: RunningStack, plain_draft: str, oracle: Oracle
 ) -> None:
-    """K or what is of use of it: the target adds a token of its own to every proposal."""
+    """A round asks for K or for what is usable: the target adds one token to every proposal."""
     length = 30
     with (
         Proxy(plain_draft, "draft") as draft,

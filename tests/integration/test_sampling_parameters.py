@@ -197,7 +197,7 @@ def test_plain_decoding_equals_transformers_processors(
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("temperature", "top_p")])
 def test_each_parameter_changes_the_output(setting: Setting, client: Client, name: str) -> None:
-    """Otherwise the test above would pass for a parameter that is ignored."""
+    """Otherwise the test above would pass for an ignored parameter."""
     make, _ = CASES[name]
     with_it = generate(client, setting.prompt, make(setting), 3)
     without = generate(client, setting.prompt, {}, 3)

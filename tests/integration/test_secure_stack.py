@@ -162,7 +162,7 @@ def test_the_command_line_works_with_tls(
 
 
 def test_a_worker_passes_its_own_health_check(secure: Secure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container: the settings of the server are those of the check."""
+    """As in a container: the check uses the server's own settings."""
     own = secure.certificates.tls("target")
     for name, value in (("CA", own.ca), ("CERTIFICATE", own.certificate), ("KEY", own.key)):
         monkeypatch.setenv(f"PACELINE_TLS_{name}", value)
@@ -367,7 +367,7 @@ def test_a_key_can_be_revoked_while_the_server_runs(
 
 
 def test_keys_do_not_share_the_prefix_cache(secure: Secure) -> None:
-    """Same prompt, same salt: the time to the first token says nothing of others' prompts."""
+    """With equal prompts and salts: the time to the first token reveals nothing about others."""
     prompt = list(range(5, 105))
     with secure.client("alice") as alice, secure.client("other") as other:
 

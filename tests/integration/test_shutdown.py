@@ -192,7 +192,7 @@ def piped(program: str, how: str) -> Iterator[tuple[subprocess.Popen[str], IO[st
 
 @pytest.mark.parametrize("when", ["with its parent", "by itself"])
 def test_a_child_may_end_with_its_parents_pipe(when: str) -> None:
-    """However a supervisor ends, its end of the pipe is closed then."""
+    """The pipe closes however the supervisor ends."""
     with piped(CHILD, when) as (child, pipe, output):
         assert json.loads(output.readline())["event"] == "ready"
         pipe.close()
@@ -206,10 +206,7 @@ def test_a_child_may_end_with_its_parents_pipe(when: str) -> None:
 
 @pytest.mark.parametrize("how", ["worker", "coordinator"])
 def test_a_loading_process_ends_with_its_parent(how: str) -> None:
-    """Loading may take minutes, and what is loaded keeps a device's memory.
-
-    Once: a coordinator that fetched its tokenizer outlived its supervisor, and bound its ports in the end.
-    """
+    """Loading may take minutes, and loaded weights keep a device's memory."""
     with piped(LOADING, how) as (child, pipe, output):
         assert output.readline() == "loading\n"
         pipe.close()

@@ -158,7 +158,7 @@ def test_a_port_in_use_is_a_failed_start(script: Path) -> None:
 
 
 def test_a_silent_child_is_killed_after_the_timeout(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, and another may take its role."""
+    """Another child may take its role at once."""
     processes, has_started, start = list[subprocess.Popen[str]](), threading.Event(), threading.Thread.start
 
     def noted(*args: Any) -> subprocess.Popen[str]:
@@ -186,7 +186,7 @@ def test_a_silent_child_is_killed_after_the_timeout(script: Path, monkeypatch: p
 def test_a_child_restarts_though_the_working_folder_changed(
     script: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paths on its command line may be relative; once they were so to wherever we were by then."""
+    """Relative paths on its command line refer to the folder of the first start."""
     monkeypatch.chdir(script.parent)
     relative = spec(Path(script.name), "a")
     log = Log()
@@ -207,7 +207,7 @@ def test_a_child_whose_folder_is_gone_uses_the_current_one(script: Path, tmp_pat
 def test_a_removed_folder_is_made_again(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A socket of the child's is to be in it."""
+    """The child puts a socket into it."""
     folder, uid = tmp_path / "sockets", os.getuid()
     owned = replace(spec(script, "a", "--socket", str(folder / "1.sock")), private=folder)
     with Supervisor(sink=Log(), backoff=RestartBackoff(initial=0.01)) as supervisor:
@@ -310,7 +310,7 @@ signal.pause()
 
 
 def test_a_forked_process_keeps_no_child_alive(script: Path) -> None:
-    """Once: it held the ends of their pipes, as a pool of `multiprocessing` does, and all lived on."""
+    """A fork, as of a `multiprocessing` pool, inherits the ends of the children's pipes."""
     command = [sys.executable, "-c", FORKED, str(script)]
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))

@@ -383,7 +383,7 @@ def test_the_end_of_a_stream_frees_its_blocks(line: Line, stack: RunningStack, t
 
 @both
 def test_a_stale_stream_takes_nothing_from_the_owner(line: Line, stack: RunningStack, tokens: Ids) -> None:
-    """Not its answers, and not its blocks when the zombie's stream ends."""
+    """It gets no answers, and its end frees no blocks of the owner."""
     sequence = line.open(tokens, epoch=2)
     assert is_answer(line.ask(next_round(sequence)))
     with Line(stack.stack.address_of(line.role), line.role) as zombie:

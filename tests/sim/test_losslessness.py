@@ -224,7 +224,7 @@ def test_a_missing_correction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_redrawing_proposals_until_they_suit_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A coordinator that drops proposals it does not like, but only after it has seen the verdict."""
+    """A coordinator drops proposals after it has seen their verdict."""
     real = Steps.on_verdict
 
     def choosy(self: Steps, event: Any, now: float) -> Any:

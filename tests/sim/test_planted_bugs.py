@@ -357,7 +357,7 @@ def test_catches_a_verdict_committed_twice(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("believes", [False, True])
 def test_catches_accepting_a_stale_verdict(monkeypatch: pytest.MonkeyPatch, believes: bool) -> None:
-    """`believes`: without the check that a verdict fits its round, too."""
+    """`believes`: also without the check that a verdict fits its round."""
     monkeypatch.setattr(WorkerView, "answers", lambda self, event, round_number: True)
     if believes:
         monkeypatch.setattr(RoundState, "accepts", lambda self, verdict: True)
@@ -420,7 +420,7 @@ def test_catches_a_failed_draft_left_open(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_catches_failing_a_sequence_that_has_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two run out of blocks at once and are both closed: the second was failed, as nobody held any."""
+    """Two sequences run out of blocks at once and are closed; then their blocks are free."""
 
     def refused(self: Blocks, running: Running, _error: ResourceExhaustedError, _now: float) -> bool:
         running.was_blocked = True

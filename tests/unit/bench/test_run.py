@@ -58,7 +58,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
 )
 async def test_too_long_answers_are_refused_first(measure: Any, config: BenchConfig) -> None:
-    """Once: when the first of them came, after all that was measured at one request."""
+    """Otherwise the refusal would come after the measurements at one request."""
     with pytest.raises(InvalidArgumentError, match=f"length of {LENGTH}") as refused:
         await measure(config)
     assert refused.value.field == "max_tokens"

@@ -36,7 +36,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Callable[[BenchConfig], StackConfi
 
 
 def test_every_request_computes_its_prompt(start: Callable[[BenchConfig], StackConfig]) -> None:
-    """As peers do, and whichever arm asked for the same prompt before."""
+    """As peers do; no arm finds an earlier arm's prompt in the cache."""
     config = start(QUICK)
     assert not config.worker_config("target").prefix_cache
     assert not config.worker_config("draft").prefix_cache

@@ -180,7 +180,7 @@ def test_rates_are_medians_and_counts_the_last_requests() -> None:
 
 
 def test_the_parts_of_a_round_add_up() -> None:
-    """Once there was a row for what they leave open: the total is their sum, so it was always 0."""
+    """The total is the sum of its parts."""
     shown = render(round_account(result(), result()))
     rows = [line.split() for line in shown.splitlines() if "%" in line]
     assert [row[0] for row in rows] == ["draft", "target", "queue", "wire", "coordinator"]
@@ -223,7 +223,7 @@ def test_alpha_counts_judged_draft_tokens_only() -> None:
 def test_the_demo_runs_on_the_cpu_by_default(
     options: list[str], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once on a GPU where there was one: of a small one's memory each worker took what was free for both."""
+    """On a small GPU both workers would compete for the free memory."""
     asked: list[DemoConfig] = []
     monkeypatch.setattr(plan, "run_demo", lambda config, console: asked.append(config))
     monkeypatch.setattr(plan, "check_gpu", lambda *_: None)  # there may be none here

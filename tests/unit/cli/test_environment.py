@@ -42,7 +42,7 @@ print(seen[0])
 
 @pytest.mark.slow
 def test_the_pinned_grpc_knows_the_experiments() -> None:
-    """It complains on standard error of an experiment that it does not have."""
+    """gRPC complains on standard error of an unknown experiment."""
     script = "import paceline.cli, grpc; grpc.insecure_channel('127.0.0.1:1').close()"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "experiment" not in printed.stderr.lower()

@@ -80,7 +80,6 @@ def test_bad_arguments_are_one_line_and_code_2(
 def test_a_group_without_a_command_prints_its_help(
     words: list[str], listed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once: all of it in one line, after `error:`."""
     code, out, err = run(words, capsys)
     assert (code, out) == (2, "")
     _, wanted, _ = run([*words, "--help"], capsys)

@@ -55,7 +55,7 @@ def test_ctrl_c_while_loading_prints_nothing(tmp_path: Path, module: str) -> Non
 
 
 def test_a_background_job_ignores_ctrl_c_while_loading(tmp_path: Path) -> None:
-    """A shell has it ignore SIGINT."""
+    """A shell starts it with SIGINT ignored."""
     assert interrupted(tmp_path, "typer", "SIG_IGN", "0.2") == (7, "")
 
 
@@ -65,7 +65,7 @@ def test_every_entry_point_installs_the_handler_first() -> None:
 
 
 def test_importing_the_package_loads_almost_nothing() -> None:
-    """What it loads is loaded before the handler is there."""
+    """These imports run before the handler is installed."""
     program = "import sys; before = set(sys.modules); import paceline; print(*set(sys.modules) - before)"
     loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
     assert set(loaded.stdout.split()) <= {"paceline", "__future__"}

@@ -26,7 +26,7 @@ def add(file: Path, *words: str) -> None:
 
 
 def test_key_limits_ignore_a_workers_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: what an environment bounds its worker with became the limit of every new key."""
+    """The same environment variables bound a worker."""
     monkeypatch.setenv("PACELINE_MAX_SEQUENCES", "3")
     monkeypatch.setenv("PACELINE_REQUESTS_PER_MINUTE", "4")
     add(tmp_path / "none.json")
@@ -52,7 +52,7 @@ def names(file: Path) -> set[str]:
 def test_two_simultaneous_changes_both_take_effect(
     meanwhile: Callable[[Path], None], left: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: both read the file before either had written it, and the first one's change was lost."""
+    """The second must read the file after the first has written it."""
     pytest.importorskip("fcntl")
     file = tmp_path / "keys.json"
     keys_module.add("carol", file)
@@ -73,7 +73,7 @@ def test_two_simultaneous_changes_both_take_effect(
 
 
 def test_a_removed_lock_does_not_admit_two(tmp_path: Path) -> None:
-    """Who waited for it has one that is gone, while those who come then make a new one."""
+    """A waiting process holds the removed file, while newcomers make a new one."""
     pytest.importorskip("fcntl")
     file, inside, most = tmp_path / "keys.json", 0, 0
 

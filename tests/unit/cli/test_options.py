@@ -179,7 +179,7 @@ def options_of(cls: type[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("cls", [*CLASSES, StackConfig, SamplingParams, Structure, LoadConfig])
 def test_every_option_has_user_help(cls: type[Any]) -> None:
-    """It has no word about values of Python's, and tells of every option that may be repeated."""
+    """It mentions no Python values, and says of every repeatable option that it may be repeated."""
     for parameter in options_of(cls):
         described = getattr(parameter, "help", None)
         assert described, parameter.name
@@ -197,7 +197,7 @@ def test_the_settings_page_lists_every_option() -> None:
 
 
 def test_the_settings_page_lists_what_serve_sets_itself() -> None:
-    """Settings of a process that `serve` has under another name begin with a worker's role there."""
+    """Settings that `serve` renames begin with a worker's role there."""
     text = SETTINGS.read_text(encoding="utf-8")
     told = text[text.index("`paceline serve` has the settings of all three") :].partition("; its own are")[0]
     names = {flag(f.name) for cls in CLASSES for f in fields(cls)}

@@ -25,7 +25,7 @@ def _serve(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_service_links_are_not_ports() -> None:
-    """Once: where a Service was named `paceline`, `paceline serve` ended with "not a valid integer"."""
+    """Kubernetes sets PACELINE_PORT for a Service named `paceline`."""
     ended = _serve(**{f"PACELINE_{name}": LINK for name in PORTS})
     assert (ended.returncode, ended.stderr.startswith(f"error: {REFUSED}")) == (2, True), ended.stderr
 
@@ -39,7 +39,7 @@ def test_a_bad_port_variable_is_refused_by_name(value: str) -> None:
 
 
 def test_only_links_in_port_variables_are_removed() -> None:
-    """Children are started with what is left."""
+    """Children are started with the remaining environment."""
     kept = {
         "GRPC_EXPERIMENTS": GRPC_EXPERIMENTS,
         "PACELINE_HTTP_PORT": "8000",

@@ -94,7 +94,7 @@ def test_shared_options_apply_where_a_worker_has_none() -> None:
 
 
 def test_a_process_without_readers_exits_quietly() -> None:
-    """Once: what was left to write raised BrokenPipeError, and a worker ended as one that had failed."""
+    """Unwritten output must not end it with BrokenPipeError."""
     module = "paceline.cli.commands.serve"
     leaving = f"import sys; from {module} import _leave; sys.stdin.read(); print('more'); _leave()"
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
@@ -107,7 +107,7 @@ def test_a_process_without_readers_exits_quietly() -> None:
 
 @pytest.mark.parametrize("role", ["coordinator", "target"])
 def test_the_first_ctrl_c_ends_a_loading_process(role: str) -> None:
-    """Once: asyncio cancelled its main task, which did not notice before all was loaded."""
+    """Cancelling asyncio's main task alone is noticed only after loading."""
     command = [sys.executable, "-P", "-c", LOADING, role, "default_int_handler"]
     with subprocess.Popen(command, **PIPES) as process:
         try:
@@ -131,7 +131,7 @@ def test_ctrl_c_stops_a_serving_process_in_order() -> None:
 
 
 def test_a_process_that_ignores_ctrl_c_goes_on_loading() -> None:
-    """As in the background of a shell, whose Ctrl-C is for others."""
+    """As a background job of a shell."""
     with subprocess.Popen([sys.executable, "-P", "-c", LOADING, "target", "SIG_IGN"], **PIPES) as process:
         try:
             assert process.stdout.readline() == b"loading\n"
@@ -158,7 +158,6 @@ def test_serve_prints_its_start_line_first() -> None:
 
 
 def test_supervisor_log_lines_follow_the_log_level() -> None:
-    """Once: as text they had neither, and PACELINE_LOG_LEVEL was of the children alone."""
     wanted = {**os.environ, "PACELINE_LOG_LEVEL": "WARNING"}
     done = subprocess.run(
         [sys.executable, "-P", "-c", SUPERVISING], env=wanted, capture_output=True, text=True, check=False

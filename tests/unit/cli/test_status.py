@@ -78,7 +78,7 @@ def test_reasons_and_addresses_are_printed_verbatim(reason: str) -> None:
 
 
 def test_counts_are_named_as_completions() -> None:
-    """A request with `n` of 3 is three of them."""
+    """A request with `n` of 3 counts as three."""
     told = _summary(ServerStatus(replace(COORDINATOR, finished_requests=3, failed_requests=1), ()), "http")
     assert "3 finished, 1 failed completions (each of n)" in told
 

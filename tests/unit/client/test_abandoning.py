@@ -31,7 +31,7 @@ class Answer:
 def test_a_dropped_stream_is_cancelled_before_reusing_its_id(
     messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: after it, if the thread that was to do it had others to wait for, and the new request ended."""
+    """Otherwise the cancellation would end the new request."""
     made: list[tuple[str, str]] = []
     waits, answered = threading.Event(), threading.Event()
 
@@ -77,7 +77,7 @@ def test_a_dropped_stream_is_cancelled_before_reusing_its_id(
 
 
 def test_a_request_waits_for_a_pending_cancellation() -> None:
-    """The thread has taken the name and not made the call yet: the request would go first."""
+    """The thread has taken the id but not made the call yet."""
     order: list[str] = []
     taken, waits, goes_on = threading.Event(), threading.Event(), threading.Event()
 

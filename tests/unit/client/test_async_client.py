@@ -86,7 +86,7 @@ async def test_cancelling_the_task_cancels_the_call(server: Any, messages: Any, 
 
 
 async def test_a_kept_error_does_not_keep_its_stream(server: Any, messages: Any) -> None:
-    """Its traceback did, and the server generated on for somebody who had given up."""
+    """Its traceback must not hold the stream."""
     server.play_and_block(*messages.good[:2])
     gc.disable()
     try:
@@ -168,7 +168,7 @@ def test_a_client_may_be_made_without_an_event_loop(server: Any) -> None:
 
 
 def test_a_call_without_an_event_loop_leaves_the_client_usable(server: Any) -> None:
-    """Once: with a connection of another loop, of which every later call was."""
+    """The connection must belong to the loop of the first successful call."""
     client = AsyncClient(server.address)
     with pytest.raises(RuntimeError, match="no running event loop"):
         client.stream("x")
@@ -204,7 +204,7 @@ def pausing_after(server: Any, messages: Any, before: int) -> None:
 @pytest.mark.parametrize("before", [0, 1, 2])
 @pytest.mark.parametrize("resumes", [0, 5])
 async def test_a_cancelled_read_loses_nothing(server: Any, messages: Any, before: int, resumes: int) -> None:
-    """Once: each time broke the stream, and six ended it; before its beginning the first did."""
+    """A cancelled wait is not a broken stream, also before the first message."""
     pausing_after(server, messages, before)
     async with AsyncClient(server.address, resume_seconds=resumes) as client:
         stream = client.stream("x")
@@ -239,7 +239,6 @@ async def test_reads_cancelled_at_any_time_lose_nothing(server: Any, messages: A
 
 
 async def test_a_read_cancelled_in_a_pause_costs_no_resume(server: Any, messages: Any) -> None:
-    """Once: each time counted as another break."""
     server.play(*messages.good[:2])
     async with AsyncClient(server.address) as client:
         client._backoff = ResumeBackoff(first=0.2, uniform=lambda: 0.0)
@@ -271,7 +270,7 @@ async def test_only_one_task_reads_a_stream(server: Any, messages: Any) -> None:
 async def test_a_stream_is_freed_as_soon_as_it_is_dropped(
     server: Any, messages: Any, given_up: bool, cut: bool
 ) -> None:
-    """Whatever it has been through: what waits for a message knows nothing of the stream."""
+    """The task that waits for a message must not refer to the stream."""
 
     def script(request: Any, context: Any) -> Iterator[Any]:
         yield from messages.good[:2] if not request.resume_from else (messages.good[0], messages.good[2])
@@ -360,7 +359,7 @@ class Slow:
 
 
 async def test_a_closing_client_begins_nothing(server: Any, messages: Any) -> None:
-    """Once: what was begun while it waited was held by the server for nobody."""
+    """A request begun during the close would be held for nobody."""
     server.play_and_block(*messages.good[:2])
     server.cancelled = Slow(server)
     client = AsyncClient(server.address)
@@ -379,7 +378,6 @@ async def test_a_closing_client_begins_nothing(server: Any, messages: Any) -> No
 
 
 async def test_a_cancelled_close_still_closes_the_connection(server: Any, messages: Any) -> None:
-    """Once: it stayed open."""
     server.play_and_block(*messages.good[:2])
     server.cancelled = Slow(server)
     client = AsyncClient(server.address)

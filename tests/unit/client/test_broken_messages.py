@@ -49,13 +49,12 @@ def rubbish(messages: Any) -> Iterator[str]:
 def test_an_invalid_answer_is_an_internal_error(
     connect: Callable[..., Any], rubbish: str, ask: Callable[[Any], Any]
 ) -> None:
-    """Once: of the asyncio client an AttributeError, which says nothing of the server."""
     with pytest.raises(InternalError):
         ask(connect(rubbish))
 
 
 def test_an_invalid_message_breaks_the_stream_for_good(connect: Callable[..., Any], rubbish: str) -> None:
-    """Once: the asyncio client took it for the end of the stream, and asked for the rest again and again."""
+    """It is not the stream's end, and is not resumed."""
     stream = connect(rubbish).stream("x")
     with pytest.raises(InternalError):
         list(stream)

@@ -322,7 +322,7 @@ class Interrupted(weakref.WeakSet[Any]):
 def test_a_stream_begun_during_close_is_closed_or_refused(
     server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In another thread. The connection is closed whatever happens."""
+    """It begins in another thread. The connection is closed in any case."""
     server.play_and_block(*messages.good[:2])
     client = Client(server.address, resume_seconds=0)
     streams, outcome = [client.stream("x") for _ in range(2)], SimpleQueue[Any]()

@@ -112,7 +112,6 @@ def read(stream: GenerationStream, error: type[BaseException] = Struck) -> tuple
 def test_an_interrupted_reader_gets_each_token_once(
     server: Any, messages: Any, striking: Striking, error: BaseException
 ) -> None:
-    """Once: the client was said to be closed."""
     striking.error = error
     strikes_after(server, striking, messages, 2, 1, 2)
     with Client(server.address) as client:
@@ -161,7 +160,7 @@ def test_an_interrupted_stream_without_resumes_ends(
 def test_an_interrupt_during_a_chunk_ends_the_stream(
     server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is here may be half a chunk, and the rest would be asked for from there."""
+    """The chunk may be half processed, so its position is unknown."""
     server.play_and_block(*messages.good[:3])
     with Client(server.address) as client:
         stream = client.stream("x")

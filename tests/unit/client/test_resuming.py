@@ -92,10 +92,7 @@ def test_a_resumed_result_equals_the_undisturbed_one(server: Any, resuming: Any,
 
 
 def test_a_resume_sends_the_same_request_and_the_tokens(server: Any, resuming: Any, messages: Any) -> None:
-    """The same request with its id, the server's seed and mode, and the tokens that are here.
-
-    Once: without the mode, so that a coordinator with another default went on in another one.
-    """
+    """It has the first request's id, the server's seed and mode, and the received tokens."""
     Cutting(server, messages.good, 2)
     resuming.generate("x", {"temperature": 0.5, "stop": ["END"]}, speculation={"num_speculative_tokens": 3})
     first, second = (codec.generate_request_from_proto(request) for request in server.requests)
@@ -146,7 +143,7 @@ def failing_at_first(server: Any, messages: Any, times: int) -> None:
 
 
 def test_a_stream_that_has_not_begun_is_retried(server: Any, resuming: Any, messages: Any) -> None:
-    """By its name: the server may have begun it, and the news been lost."""
+    """By its id: the server may have begun it, and the answer been lost."""
     failing_at_first(server, messages, 2)
     assert resuming.generate("x", {"n": 1}).text == "Hello!"
     assert [list(request.resume_from) for request in server.requests] == [[], [0], [0]]
@@ -155,7 +152,7 @@ def test_a_stream_that_has_not_begun_is_retried(server: Any, resuming: Any, mess
 
 
 def test_a_callers_request_id_starts_anew(server: Any, resuming: Any, messages: Any) -> None:
-    """It may be that of another request, which nobody may take over."""
+    """The id may belong to another request, which must not be taken over."""
     failing_at_first(server, messages, 1)
     resuming.generate("x", request_id="mine")
     assert [list(request.resume_from) for request in server.requests] == [[], []]
@@ -170,7 +167,7 @@ def test_a_server_never_reached_is_not_retried(connect: Callable[..., Any]) -> N
 
 
 def test_a_server_once_reached_is_waited_for(server: Any, connect: Callable[..., Any]) -> None:
-    """Whatever reached it: its next call finds nobody, and is made again for as long as there is patience."""
+    """After any successful call, the next one is retried for the whole budget."""
     client = with_backoff(connect(server.address), ResumeBackoff(0.5, first=0.1))
     client.models()
     server.stop()
@@ -181,7 +178,7 @@ def test_a_server_once_reached_is_waited_for(server: Any, connect: Callable[...,
 
 
 def test_an_unexplained_cut_is_resumed(server: Any, resuming: Any, messages: Any) -> None:
-    """As gRPC cuts calls while it stops. A CANCELLED that our server explains is an answer."""
+    """gRPC cuts calls like this while it stops. A CANCELLED with our details is an answer."""
 
     def script(request: Any, context: Any) -> Iterator[Any]:
         if request.resume_from:
@@ -199,7 +196,7 @@ def test_an_unexplained_cut_is_resumed(server: Any, resuming: Any, messages: Any
 def test_an_unresumed_cut_is_not_a_cancellation(
     server: Any, client: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody cancelled anything."""
+    """No caller cancelled anything."""
 
     def script(_request: Any, context: Any) -> Iterator[Any]:
         yield messages.good[0]
@@ -251,7 +248,7 @@ def test_resuming_another_request_breaks_the_protocol(server: Any, resuming: Any
 
 
 def test_the_deadline_covers_all_resumes(server: Any, connect: Callable[..., Any], messages: Any) -> None:
-    """A pause that would outlast it is cut short, and then it is over."""
+    """A pause that would outlast it is cut short."""
     client = with_backoff(connect(server.address), ResumeBackoff(600.0, first=600.0, longest=600.0))
 
     def script(request: Any, context: Any) -> Iterator[Any]:
@@ -268,7 +265,6 @@ def test_the_deadline_covers_all_resumes(server: Any, connect: Callable[..., Any
 def test_no_retry_goes_past_the_deadline(
     server: Any, connect: Callable[..., Any], messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: from the deadline on a call every millisecond, and then UnavailableError."""
     client = connect(server.address, resume_seconds=10_000)
     inner = client if isinstance(client, Client) else client._client
     made, calls = inner._generate, []
@@ -321,7 +317,7 @@ def test_closing_in_the_pause_ends_it_at_once(server: Any, messages: Any, closed
 def test_an_interrupt_in_the_pause_resumes_at_once(
     server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: the broken call was read again, which took one more of the resumes, or ended the stream."""
+    """The broken call must not be read again: that would cost another resume."""
     Cutting(server, messages.good, 1)
     client = with_backoff(Client(server.address), in_an_hour(lambda: None))
     stream = client.stream("x")
@@ -387,7 +383,6 @@ def test_closing_a_stream_during_a_resume_leaves_nothing(
 def test_closing_the_client_before_a_resume_ends_the_stream(
     server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: an UnavailableError, from a stream that was not over."""
     Cutting(server, messages.good, 1)
     client = with_backoff(Client(server.address), at_once())
     made = client._generate
@@ -421,7 +416,7 @@ def test_closing_a_stream_cancels_by_request_id(server: Any, resuming: Any, mess
 
 
 async def test_a_stream_closed_by_another_task_is_cancelled_once(server: Any, messages: Any) -> None:
-    """Once: its reader said so again, and may have ended a new request of the same name."""
+    """A second cancellation may end a new request of the same id."""
     server.play_and_block(*messages.good[:2])
     async with asyncio.timeout(WAIT), AsyncClient(server.address) as client:
         stream = client.stream("x", request_id="mine")
@@ -484,7 +479,7 @@ def test_without_resumes_the_request_is_not_resumable(server: Any, client: Any, 
 
 
 def test_a_client_closes_after_an_interrupt_inside_grpc(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the call and the start of the thread that is to end it: closing would wait for ever."""
+    """The interrupt comes before gRPC starts the thread that ends the call."""
 
     def interrupt(_state: Any) -> None:
         raise KeyboardInterrupt
@@ -548,7 +543,7 @@ def test_a_chunk_renews_budget_and_pauses(messages: Any) -> None:
 
 
 def test_only_time_without_a_server_uses_the_budget(messages: Any) -> None:
-    """A request that waits in the server's queue is served, also where no chunk comes."""
+    """A request in the server's queue is being served, though no chunk comes."""
     clock = ManualClock()
     resuming = begun(messages, clock=clock)
     assert resuming.pause_after(CUT) == 0.2
@@ -585,7 +580,7 @@ def test_a_request_is_abandoned_once(messages: Any) -> None:
 
 
 def test_a_request_closed_before_its_start_is_still_cancelled(messages: Any) -> None:
-    """Once: telling of it was over with the first close, and it was held for nobody."""
+    """Otherwise the server would hold it for nobody."""
     resuming = Resuming(generation_pb2.GenerateRequest(text="x", request_id="mine"), None, ResumeBackoff())
     assert resuming.abandon() is None, "the name may be that of another request"
     resuming.feed(messages.started(request_id="mine"))
@@ -594,7 +589,7 @@ def test_a_request_closed_before_its_start_is_still_cancelled(messages: Any) -> 
 
 
 def test_a_pause_cut_by_the_deadline_is_the_last(messages: Any) -> None:
-    """Not one that goes on with a millisecond each."""
+    """No further pauses of a millisecond follow."""
     clock = ManualClock(100.0)
     resuming = begun(messages, 0.3, clock)
     assert resuming.pause_after(CUT) == 0.2

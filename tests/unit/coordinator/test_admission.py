@@ -20,8 +20,7 @@ def _sweeps_do_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_sequences_may_end_as_they_begin() -> None:
-    """Once: each was let in within the end of the one before, until Python's stack was full, which ended the
-    link, and the coordinator."""
+    """Admission must not recurse from one sequence's end into the next one's start."""
     service = Service(max_running=1, max_waiting=MANY + 100)
     (target,) = service.targets
     service.lose(target)
@@ -45,7 +44,7 @@ def test_sequences_behind_one_ending_at_once_are_admitted() -> None:
 
 
 def test_the_oldest_retries_for_blocks_when_its_worker_said() -> None:
-    """Once: it waited until a sequence of this coordinator ended, whoever had given blocks back before."""
+    """Blocks may be freed by sequences of other coordinators."""
     service = Service()
     _holds, waits, later = (service.submit() for _ in range(3))
     service.fail(waits, error=THEIRS)
@@ -78,7 +77,7 @@ def test_without_a_retry_time_blocks_are_awaited_until_an_end() -> None:
 
 
 def test_nobody_is_admitted_before_one_retrying_for_blocks() -> None:
-    """It may be refused: the newcomer would take what it has been waiting for."""
+    """A newcomer would take the blocks that it waits for."""
     service = Service()
     _holds, waits = service.submit(), service.submit()
     service.fail(waits, error=THEIRS)

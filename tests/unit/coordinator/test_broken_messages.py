@@ -93,7 +93,7 @@ def _links_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("protocol", [TARGET, DRAFT], ids=["target", "draft"])
 async def test_a_stream_with_an_invalid_message_is_reopened(protocol: StreamProtocol) -> None:
-    """Once: one such message ended the link, with it all others, and the coordinator."""
+    """Other links go on."""
     seen = Seen()
     async with serving(protocol, sound=100) as worker:
         link = seen.link(worker.address, protocol)
@@ -120,7 +120,6 @@ async def test_an_invalid_answer_is_requested_again(protocol: StreamProtocol) ->
 
 
 async def test_an_invalid_status_keeps_the_previous_one() -> None:
-    """Once: whoever asked for the status of the workers was told of a defect."""
     seen = Seen()
     async with serving(TARGET, sound=0) as worker, grpc.aio.insecure_channel(worker.address) as channel:
         link = seen.link(worker.address, TARGET)

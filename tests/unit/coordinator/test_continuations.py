@@ -81,7 +81,7 @@ def test_a_late_target_begins_with_the_first_offer() -> None:
 
 @pytest.mark.parametrize("again", [(6, 6), (6,), (6, 9, 6), (9, 9, 9)])
 def test_a_contradicting_continuation_is_not_passed_on(again: tuple[int, ...]) -> None:
-    """The target may have begun with what it was told first: its verdict would not fit."""
+    """The target may have begun with the first one: its verdict would not fit."""
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6))})
     assert foresee(it, {Outcome(1, 5): Proposal(again)}) == []
@@ -120,8 +120,8 @@ def test_a_slow_client_gets_the_begun_round_then_pauses() -> None:
 
 
 def test_a_late_begun_round_failing_twice_drops_its_proposal() -> None:
-    """The target began it by itself, failed, and began it again as it was asked for it. Once: the second
-    failure, or the verdict that came in its place, was taken for one of the round without the proposal."""
+    """The target began the round by itself, failed, and began it again when asked. The second failure or
+    verdict does not belong to the round without the proposal."""
     it = verifying(7, 8, 9)
     foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     judged(it, 7, 5)

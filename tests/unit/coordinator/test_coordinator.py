@@ -39,7 +39,6 @@ def info(model: str) -> common_pb2.WorkerInfo:
 
 
 async def test_a_refused_worker_does_not_describe_the_target(coordinator: Coordinator) -> None:
-    """Once: a worker with another model, refused and then stopped, was what requests were checked against."""
     wrong, right = coordinator.dispatcher.targets
     wrong.known, wrong.state = info("wrong"), LinkState.REFUSED
     with pytest.raises(UnavailableError):
@@ -83,7 +82,7 @@ async def test_a_serving_target_takes_precedence_over_a_lost_one(coordinator: Co
 
 
 async def test_limits_are_the_least_of_all_targets(coordinator: Coordinator) -> None:
-    """Once: the first one's length was, and the request was served by another."""
+    """A request may be served by any of them."""
     long, short = coordinator.dispatcher.targets
     for link, length in ((long, 100), (short, 50)):
         link.admitted, link.state = common_pb2.WorkerInfo(max_model_len=length), LinkState.READY
@@ -105,7 +104,7 @@ async def test_metrics_keep_the_model_name_without_a_target(coordinator: Coordin
 async def test_a_coordinator_with_dead_links_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once: it lived on, answered nobody, and nobody restarted it."""
+    """Its supervisor restarts it."""
 
     async def die(_: Any) -> None:
         raise ValueError("a defect")
@@ -129,7 +128,7 @@ def resumed(coordinator: Coordinator, received: str, **sampling: Any) -> Generat
 async def test_received_tokens_are_replayed_outside_the_loop(
     served: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: for as long as that took all other requests stood still."""
+    """Other requests must not wait for the replay."""
     threads, replay = [], coordinator_module._replay
 
     def noting(*of: Any) -> None:
@@ -146,7 +145,7 @@ async def test_received_tokens_are_replayed_outside_the_loop(
 async def test_a_client_resuming_twice_takes_over_from_itself(
     served: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: the first call was not noticed to be lost, and the second one was refused."""
+    """The first call may not yet be known to be lost."""
     begun, go_on = threading.Event(), threading.Event()
     replay = coordinator_module._replay
 
@@ -183,7 +182,7 @@ async def test_a_client_resuming_twice_takes_over_from_itself(
 async def test_parameters_are_not_checked_for_every_choice(
     served: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: 128 choices of 32,768 allowed tokens stopped the event loop for a second."""
+    """For 128 choices of 32,768 allowed tokens that takes a second."""
     sampling = SamplingParams(n=4, max_tokens=5, allowed_token_ids=range(3, 99))
     begun = GenerateCall("n", (5, 6), sampling, SpeculationParams())
     going_on = resumed(served, "def f", prompt_logprobs=1)
@@ -237,7 +236,6 @@ async def test_more_sequences_than_the_capacity_names_n(served: Coordinator) -> 
 
 
 async def test_a_request_refused_by_a_full_queue_leaves_nothing(served: Coordinator) -> None:
-    """Once: its reader was, for good."""
     served.dispatcher._admission.max_running, served.dispatcher._admission.max_waiting = 1, 0
     call = GenerateCall("", (5, 6), SamplingParams(max_tokens=5, seed=1), SpeculationParams())
     async with served.generating(call):
@@ -249,7 +247,6 @@ async def test_a_request_refused_by_a_full_queue_leaves_nothing(served: Coordina
 
 
 async def test_a_call_whose_client_never_reads_ends(served: Coordinator) -> None:
-    """Once: its sequence was cut, it counted nowhere, and it stayed for as long as its client."""
     clock = ManualClock()
     served.requests._clock, served.requests._unread_timeout = clock, 60.0
     begun = asyncio.Event()

@@ -244,7 +244,7 @@ def test_excess_requests_wait_and_then_are_refused() -> None:
 
 
 def test_more_sequences_than_the_capacity_are_invalid() -> None:
-    """To try again would not help."""
+    """Retrying would not help."""
     service = Service(max_running=2, max_waiting=1)
     service.it.check_fits(3)
     with pytest.raises(InvalidArgumentError) as caught:
@@ -262,7 +262,7 @@ def test_a_waiting_request_can_be_cancelled() -> None:
 
 
 def test_a_queued_request_has_no_recovery_deadline() -> None:
-    """Once: the recovery deadline ran while a request waited for its turn behind a healthy target."""
+    """It waits behind a healthy target."""
     service = Service(max_running=1)
     first, second = service.submit(max_tokens=1), service.submit()
     service.clock.now = 99.0
@@ -295,7 +295,7 @@ def test_sweeping_applies_deadlines() -> None:
 
 
 def test_a_target_answering_others_stays_connected() -> None:
-    """Only the sequence that waits too long moves: to another target, where that has less to do."""
+    """Only the late sequence moves, to another target with less to do."""
     for targets in (1, 2):
         service = Service(targets=targets)
         late, lively = service.submit(k=0), service.submit(k=0)
@@ -330,7 +330,7 @@ def test_a_target_answering_nobody_is_disconnected() -> None:
 
 
 def test_a_client_that_stops_reading_is_cut_unless_lost() -> None:
-    """Once: a request that was held for its client was cut, for the client did not read."""
+    """A held request has no reader and is not cut."""
     service = Service(unread_timeout=60.0)
     running = service.submit(k=0)
     running.behind_since, running.read, running.state.deadline = 0.0, False, None
@@ -343,7 +343,7 @@ def test_a_client_that_stops_reading_is_cut_unless_lost() -> None:
 
 
 def test_a_target_reporting_a_prompt_stays_connected() -> None:
-    """Once: only verdicts counted, so a long prompt that was reported ended those that waited behind it."""
+    """A long prompt's reports count as answers."""
     service = Service()
     reporting, waiting = service.submit(k=0), service.submit(k=0)
     service.clock.now = 9.9
@@ -377,7 +377,7 @@ def serve_until_all_end(service: Service, sequences: Sequence[Running], poison: 
 @pytest.mark.parametrize("targets", [1, 2])
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_a_round_that_kills_targets_ends_only_its_sequence(place: int, targets: int) -> None:
-    """Once: all that had a round at each death ended with it, whether they shared its pass or waited."""
+    """Also of those that shared its passes."""
     service = Service(targets=targets)
     sequences = [service.submit(k=0, max_tokens=6) for _ in range(5)]
     poison = sequences[place]
@@ -412,7 +412,7 @@ def suspected(service: Service, *runnings: Running) -> None:
 
 
 def test_a_suspect_awaiting_its_turn_has_no_recovery_deadline() -> None:
-    """Once: it was, where the turns before it took longer than a target may take to come back."""
+    """The turns before it may take longer than the recovery timeout."""
     service = Service()
     first, second = service.submit(k=0), service.submit(k=0)
     suspected(service, first, second)
@@ -436,7 +436,7 @@ def test_a_suspect_goes_on_at_its_turn() -> None:
 
 
 def test_a_sequence_waiting_for_blocks_does_not_delay_suspects() -> None:
-    """Once: suspects waited until it had its verdict, which may be as long as the answers of others."""
+    """Its verdict may take as long as other sequences' answers."""
     service = Service()
     suspect = service.submit(k=0)
     service.start_over(service.targets[0])
@@ -450,7 +450,7 @@ def test_a_sequence_waiting_for_blocks_does_not_delay_suspects() -> None:
 
 
 def test_a_verdict_clears_a_suspect_that_then_pauses() -> None:
-    """Once: the next round did, so that who had none kept suspects waiting for its client."""
+    """Suspects must not wait for its client."""
     service = Service()
     paused, suspect = service.submit(k=0), service.submit(k=0)
     suspected(service, paused, suspect)
@@ -461,7 +461,7 @@ def test_a_verdict_clears_a_suspect_that_then_pauses() -> None:
 
 
 def test_suspects_ending_on_their_turn_leave_nothing() -> None:
-    """Once: the loop that came to them afterwards gave them workers again."""
+    """An ended sequence must not be assigned workers again."""
     service = Service(drafts=1, max_running=300, max_waiting=300)
     runnings = [service.submit(k=0) for _ in range(250)]
     service.start_over(service.targets[0])
@@ -487,7 +487,7 @@ def test_a_cancelled_suspect_is_forgotten() -> None:
 
 
 def test_a_silent_drafts_sequences_move_to_another() -> None:
-    """Once: each of them left it alone for some rounds, came back to it, and waited again."""
+    """Otherwise each would return to it after some rounds and wait again."""
     service = Service(drafts=2)
     hung, sound = service.drafts
     one, other, two = (service.submit() for _ in range(3))
@@ -525,7 +525,7 @@ def test_a_draft_late_for_one_sequence_stays_connected() -> None:
 
 @pytest.mark.parametrize("says", ["its proposal, too late", "that it lacks the sequence"])
 def test_a_draft_that_answers_anything_is_not_hanging(says: str) -> None:
-    """It is slow: each round of its only sequence is answered, but after the deadline."""
+    """It is slow: each round of its only sequence is answered after the deadline."""
     service = Service(drafts=1)
     running = service.submit(max_tokens=40)
     for _ in range(4):
@@ -541,7 +541,7 @@ def test_a_draft_that_answers_anything_is_not_hanging(says: str) -> None:
 
 
 def test_sequences_share_one_silence_of_a_draft() -> None:
-    """Their deadlines are one second of silence, not three."""
+    """Three deadlines in the same second are one second of silence."""
     service = Service(drafts=1)
     runnings = [service.submit() for _ in range(3)]
     for running in runnings:
@@ -557,7 +557,7 @@ def test_sequences_share_one_silence_of_a_draft() -> None:
 
 
 def test_a_silent_draft_is_disconnected_ever_more_rarely() -> None:
-    """It may read a prompt for longer than that, and have to begin again each time."""
+    """It may be reading a long prompt, which a new connection restarts."""
     service = Service(drafts=1)
     (draft,) = service.drafts
 
@@ -582,7 +582,7 @@ def test_a_silent_draft_is_disconnected_ever_more_rarely() -> None:
 
 
 def test_a_suspected_draft_gets_one_trial_sequence() -> None:
-    """Once: with its sequences gone it was the least loaded one, and got all that came."""
+    """Without sequences it is the least loaded one."""
     service = Service(drafts=2)
     doubtful, sound = service.drafts
     first = service.submit()
@@ -616,7 +616,7 @@ def test_a_suspected_draft_is_used_when_no_other_is_idle() -> None:
 
 
 def test_a_sequence_waits_for_a_target_that_answers_others() -> None:
-    """Once: behind a long backlog it lost its place at every deadline, and failed at the fourth."""
+    """Moving would cost its place in a long backlog."""
     service = Service()
     late, lively = service.submit(k=0), service.submit(k=0, max_tokens=40)
     (target,) = service.targets
@@ -645,7 +645,7 @@ def test_a_sequence_does_not_move_to_an_equally_loaded_target() -> None:
 
 
 def test_a_round_that_hangs_several_targets_fails() -> None:
-    """And in every other way as well that ends the connection."""
+    """Whatever ends the connection."""
     service = Service()
     running, (target,) = service.submit(k=0), service.targets
     for count in range(1, MAX_LOSSES + 1):
@@ -660,7 +660,7 @@ def test_a_round_that_hangs_several_targets_fails() -> None:
 
 
 def test_a_client_that_does_not_read_is_cut() -> None:
-    """What it was sent stays for it, then it is told where to go on; what the sequence held is free."""
+    """Its unread parts are kept, followed by where to resume; the sequence's memory is freed."""
     service = Service()
     service.it._unread_timeout = 60.0
     running = service.submit(k=0)
@@ -774,7 +774,7 @@ def test_a_sequence_too_large_alone_is_failed() -> None:
 
 
 def test_blocks_of_an_ended_stream_are_waited_for() -> None:
-    """Once: a request was failed when its target had not yet noticed the end of the last connection."""
+    """The target may not yet have noticed the end of the last connection."""
     service = Service()
     running = service.submit()
     for _ in range(3):
@@ -788,7 +788,7 @@ def test_blocks_of_an_ended_stream_are_waited_for() -> None:
 
 
 def test_blocks_of_another_coordinator_are_waited_for() -> None:
-    """Once: a request that fitted was failed after a second, for nobody of our own held any."""
+    """No sequence of this coordinator holds any."""
     service = Service()
     running = service.submit()
     theirs = ResourceExhaustedError("no blocks", retry_after=1.0)
@@ -803,7 +803,7 @@ def test_blocks_of_another_coordinator_are_waited_for() -> None:
 
 
 def test_two_sequences_out_of_blocks_at_once_both_go_on() -> None:
-    """Once: both were closed, and the second was failed for want of anybody who still held blocks."""
+    """Both are closed, so their blocks are free."""
     service = Service()
     first, second = service.submit(), service.submit()
     service.fail(first, second)
@@ -815,7 +815,7 @@ def test_two_sequences_out_of_blocks_at_once_both_go_on() -> None:
 
 
 def test_a_sequence_out_of_blocks_at_anothers_end_goes_on() -> None:
-    """Once: it was failed, although the blocks it had lacked were free by then."""
+    """The blocks it lacked are free by then."""
     service = Service()
     first, second = service.submit(max_tokens=1), service.submit()
     machine = first.machine
@@ -837,7 +837,7 @@ def test_two_sequences_too_large_alone_both_fail() -> None:
 
 
 def test_waiting_for_one_target_does_not_delay_another() -> None:
-    """Once: blocks that were free on the second target woke the oldest of all, which waited for the first."""
+    """Blocks freed on one target wake the oldest sequence of that target."""
     service = Service(targets=2)
     holds, other, waits, starves = (service.submit() for _ in range(4))
     assert [r.target is service.targets[i % 2] for i, r in enumerate((holds, other, waits, starves))] == [
@@ -855,7 +855,7 @@ def test_waiting_for_one_target_does_not_delay_another() -> None:
 
 
 def test_time_in_the_queue_is_not_time_without_a_target() -> None:
-    """Once: a target that died failed, in one sweep, all that had waited longer than it may be away."""
+    """The recovery timeout begins with the loss of the target."""
     service = Service(max_running=1)
     first, second = service.submit(), service.submit()
     service.clock.now = 500.0
@@ -899,7 +899,7 @@ def test_the_oldest_waiting_sequence_retries_first() -> None:
 
 
 def test_nobody_is_admitted_before_one_waiting_for_blocks() -> None:
-    """The newest would have to give up again what it got."""
+    """The newest would be preempted first."""
     service = Service(max_waiting=1)
     first, second = service.submit(), service.submit()
     service.fail(second)
@@ -926,7 +926,7 @@ def test_a_preempted_sequence_is_counted_once() -> None:
 
 
 def test_a_slow_clients_blocks_go_to_a_waiting_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the oldest held blocks and did not read, everybody else would have waited for its client."""
+    """Otherwise others would wait for the slow client."""
     monkeypatch.setattr(limits, "MAX_UNREAD_TOKENS", 1)
     service = Service()
     slow, other = service.submit(), service.submit()
@@ -945,7 +945,6 @@ def test_a_slow_clients_blocks_go_to_a_waiting_sequence(monkeypatch: pytest.Monk
 
 
 def test_a_slow_clients_blocks_help_though_others_hold_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: they were given back, and it waited for a third one to end."""
     monkeypatch.setattr(limits, "MAX_UNREAD_TOKENS", 1)
     service = Service()
     slow, _busy, waits = (service.submit() for _ in range(3))
@@ -1005,7 +1004,7 @@ def test_shutdown_ends_every_sequence_with_one_error() -> None:
 def test_next_rounds_are_sent_before_commits_are_emitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A target waits for the rounds of all whose verdicts left in one frame."""
+    """A target waits for the next rounds of all verdicts in one frame."""
     service = Service(drafts=1)
     one, two = service.submit(k=0), service.submit(k=0)
     (target,), seen = service.targets, []
@@ -1021,7 +1020,7 @@ def test_next_rounds_are_sent_before_commits_are_emitted(
 
 
 def test_answers_in_one_frame_are_emitted_in_order() -> None:
-    """Also where the second one ends the sequence: all that was held back is told before that."""
+    """Also where the second answer ends the sequence."""
     service = Service()
     other, ends, fails = service.submit(k=0), service.submit(k=0, max_tokens=2), service.submit(k=0)
     events: list[Any] = [verdict_of(running, 5) for running in (other, ends, fails)]
@@ -1041,7 +1040,7 @@ def test_answers_in_one_frame_are_emitted_in_order() -> None:
 
 
 def test_the_last_tokens_come_before_the_final_error() -> None:
-    """Once: the error came first, and they were lost, where no target serves the round after them."""
+    """Where no target serves the next round."""
     service = Service()
     running = service.submit(k=0)
     running.state.planner.target_max_len = len(running.state.ledger) + 1
@@ -1054,7 +1053,7 @@ def test_the_last_tokens_come_before_the_final_error() -> None:
 
 
 def test_an_exception_in_one_sequence_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: an exception while one verdict was taken in ended the link's task, and the coordinator."""
+    """It must not end the link's task."""
     service = Service()
     first, second = service.submit(), service.submit()
     monkeypatch.setattr(first.state.ledger, "_detokenizer", None)

@@ -48,7 +48,7 @@ async def test_a_new_request_is_refused_while_draining(served: Coordinator) -> N
 
 
 async def test_draining_ends_when_nothing_runs(served: Coordinator) -> None:
-    """Not only when its time is."""
+    """It does not wait for the drain timeout."""
     async with asyncio.timeout(SECONDS):
         async with served.generating(call(), math.inf) as generation:
             draining = asyncio.create_task(served.drain(10 * SECONDS))

@@ -222,7 +222,7 @@ async def test_a_refusal_reaches_the_directories_listing_it() -> None:
 
 
 async def test_a_failing_directory_ends_the_fleet() -> None:
-    """A coordinator that no longer learns of its workers is restarted."""
+    """A coordinator that learns no more of its workers is restarted."""
 
     class Broken(FakeDirectory):
         async def watch(self) -> AsyncIterator[Sequence[Member]]:

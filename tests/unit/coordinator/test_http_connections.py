@@ -19,7 +19,7 @@ async def ok(_scope: Any, _receive: Any, send: Any) -> None:
 
 
 async def test_a_connection_over_the_bound_is_closed() -> None:
-    """Those that are open go on. Those that say nothing count."""
+    """Open connections go on; idle ones count."""
     server = HttpServer(ok, "127.0.0.1", 0, max_connections=MOST)
     await server.start()
     connections = server._uvicorn.server_state.connections

@@ -95,7 +95,7 @@ def test_nothing_is_kept_of_a_worker_that_left() -> None:
 
 
 def test_answers_of_a_leaving_draft_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not be taken to hang while it answers."""
+    """Otherwise it would be taken to hang."""
     monkeypatch.setattr(dispatcher_module, "SWEEP_SECONDS", 0)
     service = Service(targets=0)
     entered(service, link())

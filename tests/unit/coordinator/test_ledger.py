@@ -220,7 +220,7 @@ def test_a_stop_takes_precedence_over_length() -> None:
 
 
 def test_min_tokens_prevents_early_stop_strings() -> None:
-    """As vLLM has it: one that begins in the first tokens, and ends behind them, is found."""
+    """As in vLLM: a string that begins early but ends after min_tokens is found."""
     it = ledger(min_tokens=3, stop=["bc", "cd"])
     parts = [commit(it, letter) for letter in "abcd"]
     assert "".join(part.text for part in parts) == "ab"
@@ -259,7 +259,7 @@ def test_an_incomplete_character_before_eos_is_a_replacement() -> None:
 def test_a_stop_string_in_held_back_text_ends_the_sequence(
     letters: str, sampling: dict[str, Any], shown: bool, text: str
 ) -> None:
-    """Once: the text ended there, for the length it was said, and whoever wanted to see it did not."""
+    """Its finish reason is the stop, and it is shown on request."""
     it = ledger(
         detokenizer=TwoPartDetokenizer(), stop=["\ufffd"], include_stop_str_in_output=shown, **sampling
     )

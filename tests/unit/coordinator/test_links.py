@@ -62,7 +62,7 @@ async def test_grpc_commands_are_left_to_the_writer(link: Link) -> None:
 
 
 async def test_commands_beyond_one_frame_take_several(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: all sequences of a target that was back were opened in one frame, however long they were."""
+    """As when all sequences of a returning target are opened at once."""
     commands = [CloseSequence(f"sequence {i}", i) for i in range(7)]
     monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", 2 * TARGET.request(commands[:1]).ByteSize())
     beside = link._stream = Beside()
@@ -76,7 +76,7 @@ async def test_commands_beyond_one_frame_take_several(link: Link, monkeypatch: p
 async def test_an_unreadable_certificate_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once: while it was renewed, a link that reconnected ended all others, and the process lived on."""
+    """It may be being renewed. Other links go on."""
     seen: list[LinkState] = []
     tried = asyncio.Event()
 
@@ -105,7 +105,7 @@ async def test_an_unreadable_certificate_is_retried(
 async def test_certificate_paths_appear_only_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once: clients were told the path, by the name of the setting that is for their own connections."""
+    """Clients must not learn the server's paths."""
 
     def nothing(*_: Any) -> None:
         pass
@@ -124,7 +124,6 @@ async def test_certificate_paths_appear_only_in_the_log(
 async def test_an_unreachable_worker_is_logged_once_a_reason(
     tls: Tls | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once: in plain text nothing was said, however long a coordinator looked for its only target."""
     codes = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED]
     tried = asyncio.Event()
 
@@ -153,7 +152,7 @@ async def test_an_unreachable_worker_is_logged_once_a_reason(
 async def test_a_worker_that_must_wait_is_not_called_unreachable(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A draft worker without a target: the target's link says what is missing."""
+    """A draft without a target: the target's link says what is missing."""
     tried = asyncio.Event()
 
     def wait(*_: Any) -> None:
@@ -187,7 +186,7 @@ async def test_a_worker_refused_while_serving_is_lost() -> None:
 
 @pytest.mark.parametrize("where", ["the channel", "the session"])
 async def test_a_system_error_does_not_end_the_link(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: out of descriptors at a reconnect, a link ended, and with it all others and the process."""
+    """As when descriptors run out at a reconnect."""
     tried = asyncio.Event()
     times = 0
 
@@ -221,7 +220,7 @@ async def told(*_: Any) -> common_pb2.WorkerInfo:
 async def test_a_worker_lost_during_a_query_keeps_its_last_info(
     link: Link, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: a closed channel cancelled whoever asked for the status."""
+    """A closed channel must not cancel the caller."""
 
     async def lost(*_: Any) -> Any:
         raise error
@@ -248,7 +247,7 @@ async def test_a_status_query_may_be_cancelled(link: Link, monkeypatch: pytest.M
 async def test_concurrent_status_queries_share_one_answer(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the one who asked first leaves. Whoever asks after the answer asks anew."""
+    """Also when the first caller leaves. A query after the answer is sent anew."""
     asked, answering = 0, asyncio.Event()
 
     async def slow(*_: Any) -> common_pb2.WorkerInfo:

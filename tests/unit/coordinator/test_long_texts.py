@@ -92,7 +92,7 @@ async def test_counting_stops_at_too_many_tokens(fake: Fake, monkeypatch: pytest
 
 
 async def test_one_large_text_is_tokenized_at_a_time(fake: Fake) -> None:
-    """Also when the caller of the first one leaves: its thread goes on. Smaller ones do not wait."""
+    """A cancelled caller's thread still counts. Smaller texts do not wait."""
     texts = LongTexts(fake)  # type: ignore[arg-type]
     fake.may_end.clear()
     large = "a" * (LARGE_BYTES + 1)

@@ -18,7 +18,7 @@ ITS_OWN = {"tls_certificate": "its.pem", "tls_key": "its.key"}
 def test_requiring_client_certificates_is_logged(
     tls: dict[str, str], told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The variable that demands it, PACELINE_TLS_CA, is also one of clients' commands."""
+    """PACELINE_TLS_CA, which requires them, is also a variable of client commands."""
     config = CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="m", **tls)  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO):
         tell_of_client_certificates(config)

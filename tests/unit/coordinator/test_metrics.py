@@ -106,7 +106,7 @@ def test_request_times_are_split_into_phases() -> None:
 
 
 def test_received_tokens_take_no_time() -> None:
-    """Once: after a restart of the coordinator the times of a few tokens were shared out to all of them."""
+    """Times after a restart are of the tokens generated since."""
     metrics, running = Metrics(), sequence(received=500, first_token_at=2.0, last_token_at=3.0)
     running.state.ledger.num_generated = 511
     running.state.ledger.finish = Finish(FinishReason.STOP)
@@ -144,7 +144,7 @@ def test_failed_requests_are_counted_by_code(error: PacelineError | None, failed
 
 
 def test_a_resumed_request_counts_once_without_failure() -> None:
-    """Once: each of its calls counted, and those that lost it to the next one had failed."""
+    """Calls that lost it to a later call have not failed."""
     metrics = Metrics()
     call: Any = SimpleNamespace(sampling=SamplingParams(n=2, max_tokens=30))
     lost, taken_over = CancelledError("the client went away"), StaleEpochError("resumed by another call")

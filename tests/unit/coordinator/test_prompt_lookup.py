@@ -31,7 +31,7 @@ def longest(tokens: Sequence[int]) -> Match | None:
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 8])
 @pytest.mark.parametrize("most", [1, 5])
 def test_the_newest_longest_match_is_found(alphabet: int, most: int) -> None:
-    """However the text grows between two questions."""
+    """However much the text grows between two queries."""
     rng = random.Random(alphabet)
     tokens: list[int] = []
     index = TextIndex()

@@ -89,7 +89,7 @@ async def test_an_unreachable_draft_is_awaited_for_a_grace_period(
 async def test_a_connecting_draft_is_awaited(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who starts a stack may count on drafts in the first request."""
+    """Drafts are available for the first request of a started stack."""
     async with announcing(vocabulary, monkeypatch, 10 * HANG) as about:
         (draft,) = about.coordinator.dispatcher.drafts
         about.target(LinkState.READY)
@@ -105,7 +105,6 @@ async def test_a_connecting_draft_is_awaited(
 async def test_a_coordinator_that_fails_to_announce_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once: it served on, with a health that never changed again."""
 
     async def ready(_coordinator: Coordinator, _seconds: float) -> None:
         return

@@ -47,7 +47,7 @@ def put(it: Driver, *token_ids: int) -> None:
 
 @pytest.mark.parametrize("error", [REFUSAL, InternalError("the pass failed")], ids=["refused", "broken"])
 def test_a_refused_draft_pauses_ever_longer(error: PacelineError) -> None:
-    """Once: it was asked every round, and every round the target read the whole ledger again."""
+    """Every refusal has the target read the whole ledger again."""
     it = drafting(k=4, **LONG)
     pauses = []
     for _ in range(8):
@@ -83,7 +83,7 @@ def test_a_verdict_on_a_proposal_resets_the_pauses() -> None:
 
 
 def test_a_refused_drafts_continuations_are_not_used() -> None:
-    """It would be refused as well, or be of another proposal."""
+    """They would be refused too, or belong to another proposal."""
     it = drafting(k=4, **LONG)
     put(it, 6, 7)
     foreseen = Continuations("s", 1, 2, it.length, {Outcome(0, 5): Proposal((8, 9))})

@@ -25,7 +25,7 @@ def calls() -> None:
 
 
 async def test_a_call_with_an_id_in_use_is_charged(served: Coordinator) -> None:
-    """Once: one that said it went on took nothing, however often it came, and whatever it asked for."""
+    """Whatever it says of resuming."""
     served.gate = Gate(clock=ManualClock())
     other = replace(HELD, prompt=(7, 8), resumption=Resumption((0,), ((),)))
     calls()
@@ -54,7 +54,7 @@ async def test_a_resuming_call_is_not_charged(served: Coordinator) -> None:
 
 
 async def test_a_request_refused_by_a_full_queue_is_not_aborted(served: Coordinator) -> None:
-    """Once: those of its choices that had found room counted as left by their client."""
+    """Choices that had found room are not counted as left by their client."""
     served.dispatcher._admission.max_running = served.dispatcher._admission.max_waiting = 1
     async with served.generating(CALL):
         two = replace(CALL, sampling=replace(CALL.sampling, n=2))

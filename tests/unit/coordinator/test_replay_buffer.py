@@ -95,7 +95,7 @@ def test_a_commit_may_be_cut_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_later_commits_are_not_missed() -> None:
-    """It comes to the client that came back by itself."""
+    """They reach the returning client in the ordinary way."""
     ledger, record = make_ledger(prompt_logprobs=0), ReplayBuffer()
     for report in (ledger.report_prompt(1, [logprob(2)]), ledger.report_prompt(2, [logprob(3)])):
         assert report is not None
@@ -111,7 +111,7 @@ def test_later_commits_are_not_missed() -> None:
 
 
 def test_a_fresh_ledger_ends_at_the_same_place() -> None:
-    """Once: where another target serves more tokens or fewer today, what came back did not end, or failed."""
+    """Also where another target now serves longer or shorter sequences."""
     ledger = make_ledger(max_tokens=None, stop=["zz"])
     emitted([[4] * 46, [4]], ledger, ReplayBuffer(), logprobs=False)
     assert ledger.ended

@@ -179,7 +179,7 @@ def test_a_requests_end_is_observed_in_every_case(
 
 
 def test_a_resumed_request_keeps_its_arrival_time(of: Call) -> None:
-    """Once: it came again, after its first token, and its times were negative."""
+    """Otherwise its first token would precede its arrival."""
     it = service()
     running = it.submit()
     reporting = Reporting((), it.clock)

@@ -182,7 +182,7 @@ def test_a_client_that_does_not_return_frees_everything() -> None:
 
 
 def test_requests_that_cannot_resume_are_not_held() -> None:
-    """Not flagged, not told of yet, left in peace, or switched off."""
+    """Not resumable, not yet announced, read to the end, or holding switched off."""
     service = Service()
     plain = service.begin("plain", resumable=False)
     service.lose(plain)
@@ -248,7 +248,7 @@ def test_an_ended_request_is_held_but_not_counted() -> None:
 
 
 def test_an_ended_unread_request_is_not_counted() -> None:
-    """Once: a client that stopped reading near the end kept its key's share for ever."""
+    """Its client may never read the end."""
     service = Service()
     whole, failed = service.begin("whole"), service.begin("failed")
     counted = counting(whole, failed)
@@ -262,7 +262,7 @@ def test_an_ended_unread_request_is_not_counted() -> None:
 
 
 async def test_a_slow_reader_is_not_cut() -> None:
-    """Also while its request has sequences that run: then it is the dispatcher that cuts them."""
+    """While sequences run, the dispatcher cuts unread ones."""
     service = Service()
     request = service.begin()
     reading, reader = service.read(request), request.reader
@@ -281,7 +281,7 @@ async def test_a_slow_reader_is_not_cut() -> None:
 
 
 async def test_a_cut_request_is_reopened_and_an_ended_one_held() -> None:
-    """Once: what had failed was begun anew as well, with the round that had failed it."""
+    """Reopening a failed request would repeat the failing round."""
     service = Service()
     done, cut, failed = service.begin("done"), service.begin("cut"), service.begin("failed", n=2)
     reading = service.read(done, cut, failed)
@@ -364,7 +364,7 @@ def names(requests: list[Request]) -> list[str]:
 
 
 def test_log_probabilities_of_ended_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: of 256 requests all that they had reported was kept, in gigabytes."""
+    """They may take gigabytes."""
     monkeypatch.setattr(limits, "MAX_HELD_LOGPROBS", 3 * 20 * 5)
     service = Service()
     runs, plain = service.begin("runs"), service.begin("plain")
@@ -386,7 +386,7 @@ def test_log_probabilities_of_ended_requests_are_bounded(monkeypatch: pytest.Mon
 
 
 def test_log_probabilities_of_choices_and_prompt_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of what has failed; what keeps none makes no room."""
+    """Failed requests' too; requests without any are not dropped."""
     monkeypatch.setattr(limits, "MAX_HELD_LOGPROBS", 2 * 20 + 3)
     service = Service()
     failed, whole = service.begin("failed"), service.begin("whole", n=2)
@@ -444,7 +444,7 @@ def test_only_the_same_request_resumes() -> None:
 
 
 def test_a_resume_may_name_the_servers_mode() -> None:
-    """Whoever goes on elsewhere must name it, and cannot know where it goes on."""
+    """A resume on another server must name it, and the client cannot know where it resumes."""
     service = Service()
     request = service.begin()
     same = replace(request.call, resumption=Resumption((0,), ((),)))
@@ -475,7 +475,7 @@ def test_other_principals_cannot_resume_or_cancel() -> None:
 
 
 def test_a_client_served_elsewhere_is_ahead() -> None:
-    """What it has is what counts: the request here ends, and is to be opened from that."""
+    """The client's tokens decide: the held request ends and is reopened from them."""
     for received in ((4, 5, 6), (4, 9)):
         service = Service()
         request = service.begin()
@@ -487,7 +487,7 @@ def test_a_client_served_elsewhere_is_ahead() -> None:
 
 
 def test_a_reader_of_a_request_served_elsewhere_is_told() -> None:
-    """Once: it waited for ever for parts that could no longer come."""
+    """Otherwise it would wait for parts that cannot come."""
     service = Service()
     request = service.begin()
     (running,) = request.choices
@@ -499,8 +499,7 @@ def test_a_reader_of_a_request_served_elsewhere_is_told() -> None:
 
 
 def test_an_undelivered_error_is_for_the_returning_client() -> None:
-    """Once: of two choices one failed while the other's part was on its way, and the one resumed never
-    ended."""
+    """One of two choices fails while the other's part is on its way."""
     service = Service()
     request = service.begin(n=2)
     failed = request.choices[1]
@@ -573,7 +572,7 @@ def test_cancelling_ends_a_request_read_or_held() -> None:
 
 
 def test_choices_ended_by_a_failure_are_not_aborted() -> None:
-    """Once: they were counted as aborted, as those are whose client went away."""
+    """Only those whose client left are."""
     service = Service()
     failing, left = service.begin("failing", n=3), service.begin("left", n=2)
     error = InternalError("for example")

@@ -251,7 +251,7 @@ def test_a_round_drafts_verifies_and_commits() -> None:
 
 
 def test_a_round_can_emit_several_tokens() -> None:
-    """One round can produce several tokens: K accepted and the bonus."""
+    """The accepted draft tokens and the bonus."""
     it = verifying(5, 6, 7)
     emit, *_ = it.judge(5, 6, 7, 8)
     assert isinstance(emit, Emit)
@@ -269,7 +269,7 @@ def test_a_round_is_committed_then_emitted_then_continued() -> None:
 
 @pytest.mark.parametrize(("told", "counted"), [(0, 0), (2, 2), (9, len(PROMPT))])
 def test_the_first_verdict_reports_cached_tokens(told: int, counted: int) -> None:
-    """A later one may tell of entries that the sequence had left behind itself."""
+    """Later verdicts may find entries of the sequence itself."""
     it = Driver(k=0)
     it(Signal.TARGET_READY)
     for number, cached in ((1, told), (2, 3)):
@@ -404,7 +404,7 @@ def test_a_failing_draft_is_closed_and_the_round_goes_on(error: PacelineError) -
 
 
 def test_a_failed_drafts_blocks_are_freed_at_the_end() -> None:
-    """Once: the sequence was only forgotten, and its blocks stayed taken until the lease was over."""
+    """They must not wait for the lease to expire."""
     it = drafting()
     closed = it.draft_fails(InternalError("nan"))
     closed += it.judge(EOS)
@@ -515,7 +515,7 @@ def test_a_target_left_for_another_is_closed() -> None:
 
 
 def test_a_round_losing_its_target_repeatedly_fails() -> None:
-    """Once: a request that killed its target was brought back for as long as requests live."""
+    """A request that kills its targets is not retried for ever."""
     it = verifying(5)
     for _ in range(MAX_LOSSES - 1):
         assert it(Signal.TARGET_LOST) == []
@@ -536,7 +536,7 @@ def test_a_round_losing_its_target_repeatedly_fails() -> None:
 
 
 def test_a_preempted_sequence_repeats_its_round() -> None:
-    """It stays open there: opened anew it would be the youngest."""
+    """It stays open: reopened it would be the youngest."""
     it = verifying(5)
     error = ResourceExhaustedError("full")
     assert it.target_fails(error) == [WaitForBlocks(error, preempted=True)]
@@ -582,7 +582,6 @@ def test_a_paused_sequence_gives_its_blocks_away() -> None:
 
 
 def test_waiting_for_blocks_is_not_a_failed_attempt() -> None:
-    """Once: a sequence that had waited a few times was failed by the first lost lease."""
     it = verifying(5)
     for _ in range(2 * MAX_ATTEMPTS):
         it.target_fails(ResourceExhaustedError("full"))
@@ -634,7 +633,7 @@ def test_a_proposal_failing_on_the_target_is_dropped(
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
 def test_in_ratio_modes_a_broken_model_ends_the_request(mode: AcceptanceMode) -> None:
-    """Without the proposal again, tokens that it breaks on would come more seldom than in plain decoding."""
+    """Repeating without the proposal would make breaking tokens rarer than in plain decoding."""
     it = verifying(5)
     it.state.params = replace(it.state.params, mode=mode)
     *_, fail = it.target_fails(InternalError("nan after token 5"))
@@ -663,7 +662,7 @@ def test_a_broken_model_ends_the_request_and_frees_both_caches() -> None:
 
 
 def test_a_shorter_target_is_not_asked_beyond_its_length() -> None:
-    """Once: it refused the round, and the client was told of a field that it had never sent."""
+    """Its refusal would name a field that the client never sent."""
     it = verifying(5)
     it(Signal.TARGET_LOST)
     it.state.planner.target_max_len = it.length + 1

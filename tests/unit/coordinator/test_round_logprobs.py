@@ -108,7 +108,7 @@ def test_a_verdict_before_the_prompt_report_ends_the_request() -> None:
 
 
 def test_a_report_during_a_wait_for_blocks_is_kept() -> None:
-    """The round came twice: one is refused, the other goes on; its verdict is repeated, no report is."""
+    """The round was sent twice: one is refused, the other's verdict is repeated without reports."""
     machine = begun(prompt_logprobs=0)
     report(machine, 1, (2,))
     refused = SequenceFailed("s", 1, 1, ResourceExhaustedError("no blocks"))

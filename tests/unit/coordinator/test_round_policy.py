@@ -86,7 +86,7 @@ def verdict(it: Driver, *token_ids: int) -> list[Any]:
 
 
 def test_the_first_round_is_neither_chosen_nor_timed() -> None:
-    """The next one is chosen meanwhile: the draft may read the prompt as well."""
+    """The next round is chosen during it: the draft may read the prompt too."""
     it, policy = begun(2)
     remaining = it.state.ledger.remaining
     assert policy.told() == [
@@ -224,7 +224,7 @@ def repeating(it: Driver, policy: Scripted) -> list[Any]:
 
 
 def test_a_copy_is_sent_to_the_target_at_once() -> None:
-    """Nobody asks the draft, which later gets all that it lacks."""
+    """The draft is not asked, and later gets all tokens it lacks."""
     it, policy = copying(3, 0)
     (command,) = repeating(it, policy)
     assert isinstance(command, VerifyRound)
@@ -290,7 +290,7 @@ def test_a_request_with_k_zero_copies_nothing() -> None:
 
 
 def test_a_hit_takes_precedence_over_a_copy() -> None:
-    """The draft is there already, and the target may have begun with it."""
+    """The proposal is ready, and the target may have begun with it."""
     it, policy = copying(3, ks=(0, 2, 2))
     it(Signal.DRAFT_READY)
     it(Signal.TARGET_READY)

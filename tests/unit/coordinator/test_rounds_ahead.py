@@ -207,7 +207,6 @@ def test_the_target_copies_by_itself_in_repeating_text() -> None:
 
 
 def test_a_source_is_asked_once_for_its_next_guess() -> None:
-    """Once: a first time for the token behind the guess, and then for what follows that."""
     it, _ = copying_plainly(3, 2, 0)
     (lookup,) = it.state.planner.sources
     asked: list[int] = []

@@ -36,7 +36,7 @@ def test_a_guess_names_its_source_and_is_short_enough(name: str, tokens: list[in
 @settings(deadline=None)
 @given(NAMES, TEXTS, st.integers(1, 8))
 def test_a_guess_depends_on_the_text_alone(name: str, tokens: list[int], most: int) -> None:
-    """However the text grew, and how often the source was asked."""
+    """However the text grew, and however often the source was asked."""
     source = made(name, tokens)
     first = source.guess(tokens, most)
     assert source.guess(tokens, most) == first

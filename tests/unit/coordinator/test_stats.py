@@ -63,7 +63,6 @@ def test_hits_and_copies_of_committed_rounds_are_counted() -> None:
 
 
 def test_rounds_are_counted_by_the_source_of_their_proposal() -> None:
-    """Once: a proposal of any context source counted as prompt lookup."""
     stats = SpeculationStats()
     stats.record(RoundRecord(num_tokens=1))
     stats.record(RoundRecord(num_draft=3, num_accepted=1, num_tokens=2))

@@ -52,7 +52,7 @@ async def test_what_is_remembered_is_the_callers_own(structures: Structures) -> 
 
 
 async def test_received_tokens_keep_to_it(structures: Structures, vocabulary: Vocabulary) -> None:
-    """A resumed request whose tokens do not looks like a defect of the worker otherwise."""
+    """Otherwise a resumed request would look like a worker's internal error."""
     fine, wrong = vocabulary.encode("abc"), vocabulary.encode("a1")
     await structures.check(GOOD, EOS)
     await structures.check_received(GOOD, EOS, [fine, [], fine[:1]])

@@ -70,7 +70,7 @@ async def test_a_line_has_the_rates_since_the_previous(caplog: pytest.LogCapture
 
 
 async def test_mean_acceptance_length_is_of_committed_tokens(caplog: pytest.LogCaptureFixture) -> None:
-    """A sequence that ends with an accepted token has no correction or bonus behind it."""
+    """A sequence that ends with an accepted token has no correction or bonus."""
     caplog.set_level("INFO")
     of = coordinator()
     throughput = Throughput(of, 0.0)

@@ -124,7 +124,7 @@ def test_no_span_is_made_between_rounds(why: str) -> None:
 
 
 def test_a_rounds_span_begins_before_the_targets() -> None:
-    """Also where the target goes on by itself, whose verdict is on its way meanwhile."""
+    """Also where the target goes on by itself while its verdict is on its way."""
     it = Traced()
     there, queue, compute = [], 0.125, 0.5
     wire = 0.25

@@ -84,10 +84,8 @@ async def test_a_call_that_cannot_send_ends_with_its_status(
     *,
     sends: bool,
 ) -> None:
-    """Once: it stayed. A handler that is merely cancelled leaves the client to wait for ever.
-
-    Clients resume what ends with UNAVAILABLE. Once: all ended so, also what had failed or was cancelled.
-    """
+    """Cancelling only the handler would leave the client waiting. UNAVAILABLE is kept for what a client
+    may resume."""
     clock = ManualClock()
     served._clock = served.requests._clock = clock
     served.requests._unread_timeout = 60.0
@@ -119,7 +117,7 @@ async def test_a_call_that_cannot_send_ends_with_its_status(
 async def test_a_call_that_cannot_send_its_first_message_ends(
     served: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: headers went with it, and after one that was cut no status could: the client waited for ever."""
+    """Headers must have been sent, or no status can be."""
     began: list[GenerateResponse] = []
 
     def long_started(generation: Generation) -> GenerateResponse:
@@ -144,7 +142,7 @@ async def test_a_call_that_cannot_send_its_first_message_ends(
 async def test_only_a_connected_client_is_told_it_did_not_read(
     served: Coordinator, monkeypatch: pytest.MonkeyPatch, *, gone: bool
 ) -> None:
-    """A status for a call that its client has ended is refused by gRPC, and may leave something behind."""
+    """gRPC refuses a status for a call that its client has ended."""
     aborted: list[BaseException] = []
 
     async def noting(context: Context, error: BaseException) -> None:

@@ -62,7 +62,7 @@ async def test_truncation_of_a_tokenizer_is_ignored(vocabulary: Vocabulary, tmp_
 async def test_special_tokens_are_added_like_transformers(
     vocabulary: Vocabulary, tmp_path: Path, kind: str, template: bool, added: bool | None
 ) -> None:
-    """Those of tokenizer.json: beside one, `add_bos_token` and `add_eos_token` have no say."""
+    """tokenizer.json decides; `add_bos_token` and `add_eos_token` beside it have no effect."""
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer.to_str())
     tokenizer.post_processor = (
         processors.TemplateProcessing("<end> $A", "<end> $A $B", [("<end>", 0)])
@@ -144,9 +144,6 @@ async def longest_stand_still(vocabulary: Vocabulary, text: str) -> float:
 
 @pytest.mark.slow
 async def test_streams_go_on_while_a_long_text_is_tokenised(vocabulary: Vocabulary) -> None:
-    """In a thread alone it would keep the interpreter to itself, each time anew.
-
-    A busy machine may do so to this process as well, now and then.
-    """
+    """A thread of this process would hold the interpreter. A busy machine may delay it too."""
     text = "ok bad " * 200_000
     assert min([await longest_stand_still(vocabulary, text) for _ in range(3)]) < 1 / 2

@@ -12,7 +12,7 @@ from paceline.core.errors import UnavailableError
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_cancelling_as_the_target_is_found_ends_the_wait(turns: int, coordinator: Coordinator) -> None:
-    """Once: the cancellation was lost there, and an answer was generated for nobody."""
+    """Otherwise an answer would be generated for nobody."""
     waiting = asyncio.create_task(coordinator.wait_for_target())
     await asyncio.sleep(0)
     coordinator._target_found.set()

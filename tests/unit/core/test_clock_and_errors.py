@@ -31,7 +31,7 @@ def test_an_invalid_argument_is_a_value_error_with_field() -> None:
 
 
 def test_an_error_is_written_in_one_line() -> None:
-    """All of it: a first line alone may be a heading."""
+    """A first line alone may be a heading."""
     assert errors.in_one_line(OSError("one of:\n (1) this\n\n(2) that ")) == "one of: (1) this (2) that"
     assert errors.in_one_line(TimeoutError()) == "TimeoutError"
 

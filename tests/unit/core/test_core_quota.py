@@ -55,7 +55,7 @@ def v1(group: str, quota: int, period: int = 100_000) -> Files:
     ],
 )
 def test_the_quota_is_the_least_of_all_groups(own: str, files: Files, quota: float, system: Path) -> None:
-    """Once: in a container that had the time of two cores the machine's 64 were counted."""
+    """A container may have less time than the machine has cores."""
     write(system, {"own": own} | files)
     assert core_quota() == quota
 

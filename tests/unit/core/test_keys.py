@@ -52,7 +52,7 @@ def test_a_key_file_holds_hashes_and_no_keys(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_file_changed_by_root_keeps_its_owner(tmp_path: Path) -> None:
-    """A server that runs as somebody else could not read it, and would go on with keys that were removed."""
+    """A server of another user could not read it, and would keep removed keys."""
     file = tmp_path / "keys.json"
     write_keys(file, KeyRing([ALICE, BOB]))
     os.chown(file, 12345, 12346)

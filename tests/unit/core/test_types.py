@@ -212,7 +212,7 @@ def test_proposals_and_distributions_have_sizes() -> None:
 
 
 def test_a_schema_is_measured_by_its_characters() -> None:
-    """Once: each one beyond ASCII counted as the six of its escape."""
+    """A character beyond ASCII counts once, not as its escape."""
     text = "ж" * (limits.MAX_STRUCTURE_CHARACTERS - len('{"const": ""}'))
     assert StructuredOutputs(json={"const": text}).json == f'{{"const": "{text}"}}'
     with pytest.raises(InvalidArgumentError) as caught:

@@ -21,7 +21,7 @@ def words_of(lengths: Sequence[int], number: int) -> Words:
 
 
 def test_memory_of_ended_requests_word_tables_is_bounded() -> None:
-    """Once: it was 256 tables of whatever size, and the words of each: most of a gigabyte."""
+    """Tables and their words together."""
     longest = MAX_BAD_WORD_TOKENS
     kinds = {
         "single tokens": ([2, *[1] * (MOST_WORDS - 1)], 260),

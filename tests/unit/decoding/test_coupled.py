@@ -81,7 +81,7 @@ def test_tensors_give_the_same_sums() -> None:
 
 @pytest.mark.parametrize("noisy", [1, 2, 4], ids=["all rows", "every second", "some"])
 def test_noise_is_made_for_few_rows_at_once(noisy: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same bits as for all of them; a row is the least."""
+    """The bits are those of all rows together; one row is the least."""
     scores = torch.randn(30, 211, generator=torch.Generator().manual_seed(5)) * 3
     scores[:, 7] = -torch.inf
     noise = [CoupledNoise(9, position) if position % noisy == 0 else None for position in range(30)]

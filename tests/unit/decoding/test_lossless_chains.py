@@ -301,7 +301,7 @@ def test_a_ragged_batch_decides_like_single_sequences(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("first", [0.0, 0.1])
 def test_a_final_draft_token_is_accepted_by_its_probability(mode: str, first: float) -> None:
-    """Its chain ends with it. Once: block mode was sure of it, whatever its own probability was."""
+    """The model gives no distribution after it, so the chain ends with it."""
     draft, two = torch.tensor([[0, 1]]), torch.tensor([2])
     rest = (1 - first) / 2
     p = torch.tensor([[[first, rest, rest], [torch.nan] * 3, [torch.nan] * 3]], dtype=torch.float64)

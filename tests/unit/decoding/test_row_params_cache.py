@@ -26,7 +26,7 @@ def test_the_same_batch_is_laid_out_once() -> None:
 
 
 def test_a_new_object_at_an_old_address_is_another_batch() -> None:
-    """An identity is free for others once nobody holds the object, and the memo does not."""
+    """An id is reused once its object is freed, and the cache does not hold it."""
     memo = RowParamsCache(size=4)
     for i in range(1, 50):
         built = memo.build([SamplingParams(temperature=i / 10)], [1], CPU, (), [()])
@@ -35,7 +35,6 @@ def test_a_new_object_at_an_old_address_is_another_batch() -> None:
 
 
 def test_the_cache_is_bounded_in_bytes() -> None:
-    """Once: it was 64 batches of whatever size, with each list once a row: gigabytes beside a full cache."""
     most = 200_000
     memo = RowParamsCache(most_bytes=most)
     params = [
@@ -61,7 +60,7 @@ def test_a_too_large_batch_evicts_no_other() -> None:
 
 
 def test_words_are_counted_with_their_objects() -> None:
-    """Their tokens are held as objects of Python's, five times their table."""
+    """Python objects of their tokens take five times the table."""
     words = tuple(tuple(range(1000 * i, 1000 * i + 100)) for i in range(8))
     taken = sys.getsizeof(words) + sum(sys.getsizeof(word) + sum(map(sys.getsizeof, word)) for word in words)
     memo = RowParamsCache()

@@ -61,7 +61,6 @@ def hits(function: Any) -> int:
 def test_a_full_disk_prevents_no_call(
     load: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once: what could not be written was raised out of the call, and no worker could be started."""
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -83,7 +82,6 @@ def test_a_full_disk_prevents_no_call(
 def test_a_truncated_cache_file_is_rewritten(
     load: Callable[[], list[Any]], caplog: pytest.LogCaptureFixture, ending: str, left: int
 ) -> None:
-    """Once: it kept every worker from starting until somebody removed it."""
     functions = load()
     assert [function(7) for function in functions] == [14, 21]
     for function in functions:
@@ -106,7 +104,7 @@ def test_an_unknown_numba_cache_is_left_alone() -> None:
 def test_a_function_that_cannot_be_cached_is_compiled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once: in a read-only container without a home folder no worker could be imported."""
+    """As in a read-only container without a home folder."""
     monkeypatch.setattr(CacheImpl, "_locator_classes", [])
     monkeypatch.setattr(kernel_cache, "_not_kept", [])
 

@@ -41,7 +41,7 @@ def given(monkeypatch: pytest.MonkeyPatch, device: str, kv_heads: int, heads: in
 
 
 def test_gpu_kernels_get_no_expanded_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them was seen to go wrong on those. The device without data stands for any that is no CPU."""
+    """A kernel was seen to compute wrongly with them. The meta device stands for any GPU."""
     for part in given(monkeypatch, "meta", kv_heads=2, heads=8, rows=65):
         assert part.shape == (2, 4, 65, HEAD_DIM)
         assert part.is_contiguous()
@@ -69,7 +69,7 @@ ONE_HEAD_EACH = 65 * 2 * 2 * HEAD_DIM * 4
     ],
 )
 def test_gpu_copies_are_bounded(monkeypatch: pytest.MonkeyPatch, room: int, at_once: list[int]) -> None:
-    """Once: a long prompt's keys were copied whole, for every query head that shares them."""
+    """A long prompt's keys are not copied for every query head at once."""
     monkeypatch.setattr(attention, "_COPIED_BYTES", room)
     parts = given(monkeypatch, "meta", kv_heads=2, heads=8, rows=65)
     assert [part.shape for part in parts[::2]] == [(2, n, 65, HEAD_DIM) for n in at_once]

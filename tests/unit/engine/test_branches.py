@@ -96,7 +96,7 @@ def test_each_branch_sees_its_own_ancestors_only(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_unwritten_slots_are_not_read(models: Models, reference: Reference, kind: str) -> None:
-    """They hold no numbers, and 0 times that is none either."""
+    """They hold NaN, and 0 times NaN is NaN."""
     cache = PagedCache(inspect_attention(models(kind)), num_blocks=64, block_size=4)
     for entries in cache.entries:
         entries.fill_(torch.nan)

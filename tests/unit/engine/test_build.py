@@ -51,7 +51,6 @@ def test_each_long_step_is_logged_before_it_begins(caplog: pytest.LogCaptureFixt
 
 
 def test_a_length_beyond_the_models_is_refused() -> None:
-    """Once: it was lowered, and nobody was told."""
     own = longest("target")
     with pytest.raises(InvalidArgumentError, match=rf"at most {own}, .* got {own + 1}$") as refused:
         build(TargetConfig(model="embedded:target", threads=1, num_blocks=8, max_model_len=own + 1))
@@ -118,7 +117,7 @@ def test_the_device_is_made_current_before_loading(
 def test_attention_on_cuda_does_not_use_cudnn(
     name: str, told: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It makes a plan for every shape there is, and keeps all of them."""
+    """cuDNN makes and keeps a plan for every shape."""
     calls: list[bool] = []
 
     def load_model(*_: Any, **__: Any) -> Any:
@@ -136,7 +135,6 @@ def test_attention_on_cuda_does_not_use_cudnn(
 
 @pytest.mark.parametrize("step", ["load_model", "make_runner"])
 def test_a_full_device_is_reported_with_remedies(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: all that was said was `torch.OutOfMemoryError: (its text is not logged)`."""
 
     def no_room(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -155,7 +153,7 @@ def test_a_full_device_is_reported_with_remedies(step: str, monkeypatch: pytest.
 def test_a_missing_cuda_device_is_reported_with_the_cause(
     cuda: str | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: nothing told of the driver, which must be newer than many that are in use."""
+    """The driver may be too old."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.version.cuda", cuda)
     with pytest.raises(InvalidArgumentError, match=why) as refused:

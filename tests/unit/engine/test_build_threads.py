@@ -24,7 +24,6 @@ from paceline.engine.loading.build import build
 def test_torch_gets_no_more_threads_than_the_quota(
     settings: dict[str, Any], quota: float, threads: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: a worker without `--threads` took the machine's, in a container with the time of two cores."""
     chosen: list[int] = []
 
     def load_model(*_: Any, **__: Any) -> Any:

@@ -330,8 +330,7 @@ def test_recordings_are_compared_before_they_serve(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Right ones are kept, with those of short sequences made at once; wrong ones are not, nor are those that
-    return what was there when they were recorded."""
+    """Right ones are kept. Wrong ones are not, nor those that return what was there at recording."""
 
     def spoilt(step: Step) -> Step:
         return lambda: step() * 1.5
@@ -363,7 +362,7 @@ def test_recordings_are_compared_before_they_serve(
 def test_recordings_unused_for_long_are_dropped(
     models: Models, traced: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: of three shapes in turn, with room for two, each was recorded again whenever it was used."""
+    """Shapes used in turn must not be recorded again at every use."""
     monkeypatch.setattr("paceline.engine.backends.captured.backend.MAX_RECORDED", 2)
     runner = recording(models("llama"), traced)
     captured = captured_of(runner)

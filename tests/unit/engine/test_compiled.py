@@ -153,7 +153,7 @@ def test_a_row_has_the_same_bits_in_any_batch(name: str, make: Make) -> None:
 
 
 def test_an_abandoned_pass_leaves_no_trace() -> None:
-    """What is wanted before it begins; the same tokens fed again give the same bits."""
+    """Abandoned before it begins; the same tokens fed again give the same bits."""
     runner, cancel = compiled("llama, two"), CancelToken()
     tables = [runner.new_table(), runner.new_table()]
     whole = runner.forward([SequenceInput(tables[0], [5, 6, 7], 2)])
@@ -208,7 +208,7 @@ def test_a_broken_weight_gives_nan_logits(place: str) -> None:
 def test_a_short_model_is_compared_on_more_tokens(
     threads: int, longest: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once: its tables of positions were too short for that, and what lay behind them was read."""
+    """The tables of positions must be long enough for the comparison."""
     torch.set_num_threads(threads)
     runner = make_runner(model_of("llama, two"), num_blocks=8, max_model_len=longest, backends=BACKENDS)
     assert runner.max_model_len == longest
@@ -287,7 +287,7 @@ def test_the_exponential_is_exact_to_its_last_places() -> None:
 
 @pytest.mark.parametrize(("most", "wide", "beside"), [(6, 1, False), (3, 2, False), (6, 4, True)])
 def test_a_products_rows_are_independent_of_sharing(most: int, wide: int, beside: bool) -> None:
-    """As many as processors with AVX-512 and without take together, each number of them."""
+    """For every number of rows that processors with and without AVX-512 take together."""
     add = tiles._sum_of_products(most, wide=wide, beside=beside, adds=True)
     n, width = 37, 8 * vectors.LANES
 
@@ -520,7 +520,7 @@ def test_a_chain_on_a_branch_equals_one_on_a_table(name: str) -> None:
 
 
 def test_a_chain_told_to_stop_ends_with_its_step() -> None:
-    """And goes on later as if nothing had been."""
+    """It can be continued afterwards."""
     runner, cancel = compiled("llama, two"), CancelToken()
     expected = one_by_one(runner, ChainInput(runner.new_table(), [3], 6))
     region = Branching(runner.new_table(), 6)
@@ -537,11 +537,9 @@ def test_a_chain_told_to_stop_ends_with_its_step() -> None:
 
 @pytest.mark.parametrize("layers", [2, 4])
 def test_a_running_chain_is_stopped(layers: int) -> None:
-    """The compiled loop looks at the flag at every step, not once, and within one that is not half done: of
-    four layers the first one tells of it in time. What was given up is done again, and is the same.
-
-    A thread that stops it in time would need luck: the flag lies where the sixth step writes.
-    """
+    """The compiled loop checks the flag at every step and within a step: with four layers the first one
+    notices it in time. An abandoned step is repeated with the same result. The flag lies where the sixth
+    step writes, as a thread could not set it in time."""
     model = random_model(LlamaConfig(**(SHAPE | {"num_hidden_layers": layers}), num_key_value_heads=2))
     runner, cancel = make_runner(model, num_blocks=64, block_size=4, backends=BACKENDS), CancelToken()
     assert runner.cache.flat is not None

@@ -124,7 +124,7 @@ def test_a_16_bit_checkpoint_becomes_float32_on_a_cpu(
 
 
 def test_values_derived_from_the_config_are_float32(tmp_path: Path) -> None:
-    """Once: Gemma's factor of the embedding was rounded to bfloat16 on the way, and every logit with it."""
+    """As Gemma's embedding factor, which must not be rounded to bfloat16."""
     save(tmp_path)
     config = Gemma3TextConfig(
         vocab_size=16,
@@ -185,7 +185,7 @@ def of_the_base_model(path: Path) -> None:
 def test_a_checkpoint_lacking_weights_is_refused(
     lessen: Callable[[Path], None], named: str, tmp_path: Path
 ) -> None:
-    """Once: transformers drew them at random, and they were served."""
+    """transformers would draw them at random."""
     save(tmp_path)
     lessen(tmp_path)
     with pytest.raises(InvalidArgumentError, match=named) as caught:
@@ -223,7 +223,6 @@ def cut_short(path: Path) -> None:
 def test_a_broken_checkpoint_is_refused_in_one_line(
     damage: Callable[[Path], Any], why: str, tmp_path: Path
 ) -> None:
-    """Once: some ended in a traceback."""
     save(tmp_path)
     damage(tmp_path)
     with pytest.raises(InvalidArgumentError, match=why) as caught:
@@ -282,7 +281,7 @@ def test_a_full_device_is_not_blamed_on_the_checkpoint(
 
 
 def test_a_model_with_other_state_is_refused() -> None:
-    """Once: in 16 bits one was served, and a request's text changed the logits of its neighbour in a pass."""
+    """One request's text could change its neighbours' logits."""
     config = ZayaConfig(
         vocab_size=97,
         hidden_size=32,
@@ -346,7 +345,7 @@ def test_a_gated_model_is_reported_with_the_remedy(
 def test_a_quantised_checkpoint_is_refused_before_its_weights(
     tmp_path: Path, settings: dict[str, Any], method: str, place: str
 ) -> None:
-    """There are none."""
+    """The folder has no weights."""
     quantised = {"model_type": "llama", "quantization_config": settings}
     whole = {"model_type": "llava", "text_config": quantised}
     (tmp_path / "config.json").write_text(json.dumps(whole if place == "text_config" else quantised))

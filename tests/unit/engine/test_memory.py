@@ -74,14 +74,14 @@ def v1(group: str, limit: int, used: int, files: int = 0) -> Files:
 def test_available_memory_is_the_least_of_machine_and_groups(
     own: str, files: Files, available: int, system: Path
 ) -> None:
-    """Once: in a container with a limit the machine's memory was counted, until the container was ended."""
+    """A container may have less memory than the machine."""
     write(system, {"own": own} | files)
     assert available_bytes() == available
     assert default_memory_bytes("cpu") == available // 4
 
 
 def test_without_memory_figures_num_blocks_is_required(system: Path) -> None:
-    """Once: where there is no such file its reading failed, with no word of the setting that helps."""
+    """Where the system has no such files."""
     (system / "meminfo").unlink()
     assert available_bytes() is None
     with pytest.raises(InvalidArgumentError, match="must be given") as refused:

@@ -91,7 +91,7 @@ class FakeGraph:
 
 
 def test_steps_are_tried_and_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: each was tried on a stream of its own and recorded on torch's, which is of the first device."""
+    """torch's own recording stream belongs to the first device."""
     cuda = FakeCuda(monkeypatch)
     graphs = CudaGraphs(torch.device("cuda", 1))
     ran: list[tuple[FakeStream, bool]] = []
@@ -113,7 +113,7 @@ def test_steps_are_tried_and_recorded_on_one_stream(monkeypatch: pytest.MonkeyPa
 
 
 def test_recorders_share_their_devices_stream_not_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that the graphs of one gave up can be none that another one records in."""
+    """A recorder must not record in memory that another one's graphs gave up."""
     cuda = FakeCuda(monkeypatch)
     new_recorder = _recorders(torch.device("cuda"))
     for _ in range(2):
@@ -139,7 +139,6 @@ class Watched(Tracer):
 def test_comparison_recordings_are_separate_and_freed(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: both recorded into the same memory, and whether that was given up in between was up to chance."""
     monkeypatch.setattr("paceline.engine.backends.captured.backend.ROWS", (1, 3))
     made: list[Watched] = []
     alive: list[int] = []
@@ -178,7 +177,7 @@ def recording(models: Models, recorder: Any, room: Tensor | None = None) -> Mode
 
 
 def test_recorded_passes_share_one_place_for_logits(models: Models, reference: Reference) -> None:
-    """Once: each kept room for its own. What the caller has is a copy: another replay leaves it alone."""
+    """The caller gets a copy, which another replay leaves unchanged."""
     results: list[Tensor] = []
     room = room_for_logits(VOCAB, torch.float32, CPU)
     runner = recording(models, keeping(results), room)

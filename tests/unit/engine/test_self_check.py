@@ -54,8 +54,7 @@ def small_model(dtype: torch.dtype = torch.float32, positions: int = 128) -> Any
 def test_the_served_shapes_are_compared_at_start(
     device: str, positions: int, fed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: a prompt's chunk by itself was not, which a GPU has kernels of its own for, nor two sequences
-    in a pass. Those have an attention call each where one is long."""
+    """A chunk alone and two sequences in a pass; long ones have an attention call of their own."""
     monkeypatch.setitem(self_check._COMPARED, "cpu", self_check._COMPARED[device])
     seen: list[tuple[int, int]] = []
     entries = AttentionGroup.entries
@@ -134,7 +133,7 @@ def test_the_self_check_sees_wrong_positions_in_16_bits(
     target: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once: all of them passed for rounding."""
+    """They must not pass as rounding."""
     compared_as_on(device, monkeypatch)
     make_runner(target, num_blocks=8)
     planted(fault, monkeypatch)
@@ -162,7 +161,7 @@ def test_the_self_check_sees_a_wrong_window_in_16_bits(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_self_check_sees_a_swapped_row(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a prompt's pass wants one; all rows of a pass are in order by themselves."""
+    """A prompt's pass wants one row; with all rows the order would hide it."""
     build = RaggedBatch.build
 
     def wrong(layout: PassLayout, cache: PagedCache) -> RaggedBatch:
@@ -192,7 +191,7 @@ def test_the_self_check_sees_a_single_row_of_nan(dtype: torch.dtype, monkeypatch
 
 
 def test_the_self_check_sees_rows_attending_to_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model that does not say that it does. In chunks of one sequence it is nearly right."""
+    """The model does not declare it. In chunks of one sequence it is nearly right."""
     shape = {key: COMMON[key] for key in COMMON if key != "intermediate_size"} | {"num_hidden_layers": 4}
     config = ZayaConfig(
         **shape,
@@ -250,7 +249,7 @@ def sensitive_model(dtype: torch.dtype = torch.bfloat16) -> Any:
 def test_another_expert_in_the_first_chunk_is_not_an_error(
     hidden: int, inner: int, vocab: int, seed: int
 ) -> None:
-    """Once: what it left in the cache moved all rows behind it, and the model was refused."""
+    """Its cache entries move all later rows."""
     shape = {"hidden_size": hidden, "intermediate_size": inner, "vocab_size": vocab, "num_hidden_layers": 8}
     heads = {"num_attention_heads": hidden // 16, "initializer_range": 0.06}
     make_runner(model_with_experts(seed=seed, **shape, **heads), num_blocks=8)

@@ -137,8 +137,7 @@ def test_the_least_recently_used_structure_is_forgotten(monkeypatch: pytest.Monk
 def test_structures_with_much_processor_time_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a text leads to stays in what was compiled. Here every look at the clock costs an eighth of a
-    second."""
+    """Followed texts leave states in the compiled structure. Each look at the clock costs 1/8 s here."""
     monkeypatch.setattr(limits, "MAX_MASK_SECONDS", 1.0)
     ticks = itertools.count()
     one = grammars(clock=lambda: next(ticks) / 8)
@@ -157,7 +156,7 @@ def test_structures_with_much_processor_time_are_forgotten(
 def test_a_structure_in_steady_use_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Compiling it in every sequence of one request would keep all others waiting."""
+    """Compiling it for every sequence would delay all others."""
     seconds = [0.0]
     right, compiled = compiler.Grammars._compile, []
 
@@ -217,7 +216,7 @@ def test_a_tokenizers_truncation_and_padding_are_ignored() -> None:
 
 
 def test_a_compiled_structure_serves_its_salt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How fast a sequence begins would tell whether another tenant asked for the same lately."""
+    """Otherwise a fast start would reveal another tenant's structure."""
     one, wanted = grammars(), StructuredOutputs(regex="a")
     one.start(wanted, "mine")
     assert one.holds(wanted, "mine")

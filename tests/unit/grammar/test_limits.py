@@ -62,7 +62,7 @@ def use_up(known: Grammars) -> None:
 
 
 def test_one_sequences_state_limit_does_not_affect_others(compiled: list[StructuredOutputs]) -> None:
-    """Once: all of them failed from then on, and whoever came later, until the worker was restarted."""
+    """Nor later sequences."""
     known = grammars(clock=lambda: 0.0)
     running, further = known.start(WANTED), known.start(WANTED)
     want = [running.masks(letters(count)).tolist() for count in (0, 5)]
@@ -100,7 +100,7 @@ def test_a_text_too_long_behind_a_draft_continues_elsewhere() -> None:
 
 
 def test_an_exhausted_lexer_is_not_a_grammars_refusal() -> None:
-    """It says of no token that it gave up, but refuses it."""
+    """The lexer refuses a token without saying that it gave up."""
     known = grammars(clock=lambda: 0.0)
     state, following = known.start(WANTED), known.start(WANTED)
     state.masks(letters(2))
@@ -133,7 +133,7 @@ def long_text(seed: int, length: int) -> list[int]:
 
 
 def test_a_long_text_can_be_followed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: what the library uses up for each token added up. A sequence that lost its target ended."""
+    """The library's costs of single tokens must not add up."""
     monkeypatch.undo()
     text = long_text(1, 6000)
     other = [*text[:5900], A + B - text[5900]]
@@ -154,7 +154,7 @@ def test_a_long_text_can_be_followed_at_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_sequences_exhausting_a_shared_state_separate_once(
     compiled: list[StructuredOutputs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each by itself needs less than all of it. Once: they began again together, and again used it up."""
+    """Each alone needs less than all; together they would exhaust it again."""
     monkeypatch.setattr(compiler, "_LIMITS", LLParserLimits(max_lexer_states=400, verbose_errors=False))
     known = grammars(clock=lambda: 0.0)
     texts = [long_text(seed, 100) for seed in range(8)]

@@ -179,7 +179,7 @@ def test_a_text_is_checked_against_the_structure(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_structure_leaving_no_token_names_its_field() -> None:
-    """The alphabet lacks the letter that must come."""
+    """The alphabet lacks the only letter that may follow."""
     state = grammars().start(StructuredOutputs(regex="ax"))
     with pytest.raises(InvalidArgumentError, match=r"structured_outputs\.regex: leaves no token"):
         state.masks([TOKENS.index("a")])
@@ -277,7 +277,7 @@ def test_rows_end_with_the_time_of_all_sequences(
 def test_a_text_followed_anew_gets_the_follow_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once: it had that of one round's masks, and long texts ended when their target changed."""
+    """It is longer than that of one round's masks."""
     text = [TOKENS.index("a")] * 30
     timed = Timed(monkeypatch, token=0.9 * limits.MAX_FOLLOW_SECONDS / len(text), row=0.4)
     assert tokens_of(timed.state.masks(text)[0]) >= {END, text[0]}
@@ -288,7 +288,7 @@ def test_a_text_followed_anew_gets_the_follow_time(
 
 
 def test_lastingly_slow_masks_end_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each for itself within the bound of a round: all sequences of a worker wait for every one of them."""
+    """Each is within a round's bound, but all sequences of the worker wait for it."""
     now, asked, right = 0.0, 0, GrammarState._fill
 
     def slow(self: GrammarState, row: Mask) -> None:

@@ -162,7 +162,7 @@ async def test_a_process_that_cannot_start_is_an_error(
 
 
 async def test_the_process_has_one_thread_and_low_priority(process: CompileProcess) -> None:
-    """A fork of a process with several may wait for a lock that nobody frees."""
+    """A fork of a threaded process may wait for a lock that is never released."""
     await process.check(MODEL, GOOD)
     status = Path(f"/proc/{process.pid}")
     assert len(list((status / "task").iterdir())) == 1
@@ -199,7 +199,7 @@ asyncio.run(main())
 
 
 async def test_the_process_gets_no_settings(process: CompileProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some are secrets, and a structure is somebody else's."""
+    """Some are secrets, and structures come from clients."""
     monkeypatch.setenv("PACELINE_API_KEY", "secret")
     await process.check(MODEL, GOOD)
     environment = Path(f"/proc/{process.pid}/environ").read_bytes()  # noqa: ASYNC240 - no disk

@@ -261,7 +261,7 @@ async def test_an_error_before_the_first_token_has_its_status(
 async def test_a_reported_prompt_is_not_a_token(
     coordinator: Any, client: httpx2.AsyncClient, commit: Any
 ) -> None:
-    """It is there before anything ran."""
+    """It is sent before anything ran."""
     values = {"prompt": [523, 614], "stream": True, "echo": True, "logprobs": 0}
 
     async def failing_script(_: GenerateCall) -> AsyncIterator[Commit]:
@@ -355,7 +355,7 @@ async def test_a_client_that_leaves_ends_the_generation(
 
 
 async def test_a_slow_client_is_not_read_ahead(coordinator: Any, exchange: Any, commit: Any) -> None:
-    """What it has not taken stays where unread tokens are counted."""
+    """Unread tokens stay where they are counted."""
     given = 0
 
     async def endless(_: GenerateCall) -> AsyncIterator[Commit]:

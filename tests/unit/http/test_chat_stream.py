@@ -22,7 +22,7 @@ TOKENS = tuple(TokenLogprobs(token, -0.5, 1, (token,), (-0.5,)) for token in (52
 async def test_choices_are_opened_in_order(
     coordinator: Any, commit: Any, make_client: Callable[..., httpx2.AsyncClient]
 ) -> None:
-    """The helper keeps them in a list, and broke where the first event was not of choice 0."""
+    """OpenAI's helper keeps them in a list and expects choice 0 first."""
 
     async def backwards(call: GenerateCall) -> AsyncIterator[Commit]:
         for choice in reversed(range(call.sampling.n)):
@@ -70,7 +70,7 @@ async def test_every_event_has_usage_on_request(
     commit: Any,
     make_client: Callable[..., httpx2.AsyncClient],
 ) -> None:
-    """Of all choices. Tokens without text count in the next event."""
+    """Over all choices. Tokens without text count in the next event."""
 
     async def script(_: GenerateCall) -> AsyncIterator[Commit]:
         yield Commit(0, (), (), "told", choice=0)

@@ -158,7 +158,7 @@ def test_a_name_is_shown_or_refused() -> None:
 
 
 def test_an_unshown_name_is_refused_for_each_role() -> None:
-    """Once: one name that was shown let all others pass."""
+    """A template may show names of one role only."""
     messages = [turn("x", name="Ann"), turn("y", ASSISTANT), turn("z", ASSISTANT, name="Bob")]
     of_users = NAMED.replace("m.name %}", "m.name and m.role == 'user' %}")
     with pytest.raises(InvalidArgumentError, match="no name with the role assistant") as caught:
@@ -303,7 +303,7 @@ def test_a_hub_models_template_is_fetched(folder: Path, monkeypatch: pytest.Monk
 def test_an_unreachable_hub_is_not_a_missing_file(
     marked: bool, offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: a hub that did not answer was taken for a model without the file, so without its bos_token."""
+    """Otherwise the model would lose its bos_token."""
     import huggingface_hub
     from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError

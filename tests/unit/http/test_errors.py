@@ -71,7 +71,7 @@ def test_only_temporary_refusals_have_retry_after() -> None:
 
 
 def test_openais_client_does_not_retry_impossible_requests() -> None:
-    """It sends whatever got 429 again, but where it is told not to."""
+    """It retries 429 unless told not to."""
 
     def tries(error: errors.ResourceExhaustedError) -> int:
         asked = 0
@@ -112,7 +112,7 @@ async def test_a_too_long_request_has_openais_error_code(
     coordinator: Any,
     make_client: Callable[..., httpx2.AsyncClient],
 ) -> None:
-    """Programs that shorten a conversation tell by the code or these words that it was too long."""
+    """Programs that shorten conversations look for this code or these words."""
     if "chat" in path:
         content = "x" if values else "x " * MAX_MODEL_LEN
         values = {"messages": [{"role": "user", "content": content}], **values}

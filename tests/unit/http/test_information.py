@@ -112,7 +112,7 @@ async def test_tokenize_and_detokenize_round_trip(client: httpx2.AsyncClient, co
 async def test_tokenize_accepts_harmless_defaults(
     coordinator: Any, make_client: Callable[..., httpx2.AsyncClient]
 ) -> None:
-    """Clients of vLLM's send its defaults."""
+    """vLLM's clients send its defaults."""
     names = ("chat_template", "media_io_kwargs", "mm_processor_kwargs", "tools")
     values = {"continue_final_message": False, "return_token_strs": False, "tools": []}
     for asked in ({"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}):
@@ -164,7 +164,7 @@ async def test_the_document_has_every_path_and_method(coordinator: Any, client: 
 
 @pytest.mark.parametrize("model", [CompletionRequest, ChatRequest, TokenizeRequest])
 def test_the_document_has_harmless_parameters_with_values(model: Any) -> None:
-    """Nothing else may be given by it: a client that is checked against it is to get through."""
+    """Clients checked against the document must be accepted."""
     schema = document()["components"]["schemas"][model.__name__]
     assert schema["additionalProperties"] is False
     assert set(schema["properties"]) == {*model.model_fields, *model.UNSUPPORTED}

@@ -221,7 +221,7 @@ def test_an_answer_can_be_sent_back_unchanged() -> None:
     ("member", "calls"), [("tool_calls", [{"id": "1", "type": "function"}]), ("function_call", {"name": "f"})]
 )
 def test_a_history_with_tool_calls_is_refused(content: Any, member: str, calls: Any) -> None:
-    """Once for its content, which such a message has not."""
+    """Such a message has no content."""
     messages = [*CHAT["messages"], {"role": "assistant", **content, member: calls}]
     error = refused(ChatRequest, {"messages": messages})
     assert (error.param, error.code) == (f"messages[1].{member}", "unsupported_parameter")
@@ -261,7 +261,7 @@ def test_two_different_limits_are_refused() -> None:
 
 
 def test_common_parameters_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: 256 prompts and 32,768 allowed tokens stopped the event loop for seconds."""
+    """For 256 prompts and 32,768 allowed tokens it takes seconds."""
     checked: list[SamplingParams] = []
     check = SamplingParams.__post_init__
 
@@ -338,7 +338,7 @@ def test_json_other_than_an_object_is_refused(raw: bytes) -> None:
 
 
 def test_errors_do_not_repeat_the_request() -> None:
-    """Names of parameters apart."""
+    """Except names of parameters."""
     secret = "a secret"
     for values in (
         {"prompt": {"x": secret}},

@@ -75,7 +75,7 @@ async def test_an_endless_head_is_refused(coordinator: Any) -> None:
 
 @pytest.mark.parametrize(("size", "status"), [(1, b"200"), (70_000, b"431")])
 async def test_only_a_heads_own_bytes_count_for_its_bound(size: int, status: bytes, coordinator: Any) -> None:
-    """Once: a read of much that ended in the first line of a head was all taken for that head."""
+    """A large read may end within the first line of a head."""
     large = b'{"prompt": "%s", "max_tokens": 1}' % (b"x" * 2 * limits.MAX_HTTP_HEAD_BYTES)
     head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(large)
     async with served(make_app(coordinator, None)) as server, connected(server) as (reader, writer):
@@ -106,7 +106,7 @@ UNREAD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3 + b"GET / HTTP/1.1\r\n"
 
 
 async def test_a_client_not_being_read_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: answers in progress were cut while the server itself had stopped reading."""
+    """The server itself has stopped reading."""
     may_answer = asyncio.Event()
     monkeypatch.setattr(module, "HEAD_SECONDS", 0.1)
     app = answering_after(may_answer, asyncio.Event())
@@ -279,7 +279,6 @@ async def test_a_client_leaving_after_its_next_request_is_noticed(
 async def test_a_cut_answers_connection_does_not_wait(
     coordinator: Any, commit: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once: it stayed, with what the client did not read, and an error was logged."""
     tasks: list[asyncio.Task[Any] | None] = []
 
     async def endless(_: Any) -> AsyncIterator[Any]:
@@ -318,7 +317,7 @@ async def test_an_occupied_port_is_an_error(coordinator: Any) -> None:
 async def test_a_stop_refuses_all_but_health_and_metrics(
     coordinator: Any, path: str, statuses: tuple[int, int]
 ) -> None:
-    """`/ping` tells of the stop by itself: here the coordinator says that it serves."""
+    """`/ping` follows the coordinator, which says here that it serves."""
     head = f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
     async with served(make_app(coordinator, None)) as server:
         for draining, status in zip((False, True), statuses, strict=True):
@@ -329,7 +328,7 @@ async def test_a_stop_refuses_all_but_health_and_metrics(
 
 
 async def test_a_request_overtaken_by_the_stop_gets_our_error(coordinator: Any) -> None:
-    """A body that has not come, and a wait for a target: once they were answered 500, as text."""
+    """While its body is missing, or while it waits for a target."""
     coordinator.found.clear()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n"
     server = HttpServer(make_app(coordinator, None), "127.0.0.1", 0)
@@ -384,7 +383,7 @@ async def in_pieces(scope: Any, receive: Any, send: Any) -> None:
 @pytest.mark.parametrize("header", [b"", b"connection: close\r\n"])
 @pytest.mark.parametrize("app", [at_once, in_pieces])
 async def test_a_client_that_stops_reading_is_cut(app: Any, header: bytes) -> None:
-    """Once: the answer stayed in the connection's buffer, and the connection too, until its client left."""
+    """The answer must not stay in the connection's buffer."""
     async with served(app, unread_timeout=0.05) as server, connected(server) as (reader, writer):
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + header + b"\r\n")
@@ -414,7 +413,7 @@ async def test_a_slow_reader_gets_the_whole_answer(app: Any) -> None:
 
 
 async def test_a_client_reading_piece_by_piece_is_not_cut(coordinator: Any, commit: Any) -> None:
-    """Its request counts as read with each piece; without that a long answer had to be read within a time."""
+    """Its request counts as read with each piece."""
 
     async def script(_: Any) -> AsyncIterator[Any]:
         yield commit(0, "x" * 10 * PIECE, finish=FinishReason.LENGTH)

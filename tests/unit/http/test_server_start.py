@@ -30,7 +30,7 @@ async def test_a_failed_server_start_is_reported(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_half_replaced_certificate_is_named(tmp_path: Path) -> None:
-    """The new key is there, its certificate is not yet."""
+    """The new key is there, the new certificate is not."""
     (old := tmp_path / "old").mkdir()
     (new := tmp_path / "new").mkdir()
     tls, renewed = files(old, GOOD["P-256"]()), files(new, GOOD["P-256"]())

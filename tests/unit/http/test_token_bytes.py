@@ -69,7 +69,7 @@ def test_token_bytes_of_a_byte_fallback_vocabulary(falling_back: Vocabulary) -> 
 
 
 def test_unknown_bytes_are_absent(falling_back: Vocabulary) -> None:
-    """Such a decoder hides what a token is made of."""
+    """This decoder hides the bytes of a token."""
     tokenizer = Tokenizer.from_str(falling_back.tokenizer.to_str())
     tokenizer.decoder = decoders.Replace("a", REPLACEMENT)
     other = Vocabulary(tokenizer, "fingerprint", falling_back.size)
@@ -80,7 +80,7 @@ def test_unknown_bytes_are_absent(falling_back: Vocabulary) -> None:
 def test_the_likeliest_of_equal_texts_is_listed(
     own: float, top: tuple[float, float], falling_back: Vocabulary
 ) -> None:
-    """A completion names tokens by their texts, and half a character has no text of its own."""
+    """A completion lists tokens by text, and partial characters share one."""
     first, second, third, letter = map(
         falling_back.tokenizer.token_to_id, ("<0x80>", "<0x81>", "<0x82>", "a")
     )
@@ -94,7 +94,7 @@ def test_the_likeliest_of_equal_texts_is_listed(
 async def test_the_bytes_of_an_emojis_tokens_join_to_it(
     coordinator: Any, commit: Any, make_client: Callable[..., httpx2.AsyncClient]
 ) -> None:
-    """Once null: no token of it is a whole character."""
+    """No token of it is a whole character."""
     content = "an 🎈é"
 
     async def balloon(_: GenerateCall) -> AsyncIterator[Commit]:

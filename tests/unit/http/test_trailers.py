@@ -73,7 +73,7 @@ TRAILERS = pytest.mark.parametrize(
 @TRAILERS
 @pytest.mark.parametrize("at_once", [True, False], ids=["answered", "awaited"])
 async def test_endless_trailers_are_cut_off(begun: bytes, piece: bytes, at_once: bool) -> None:
-    """Once: they were all kept, of whoever reached the port."""
+    """They must not be kept."""
     app = App()
     app.at_once = at_once
     async with connected(app) as (reader, writer, protocol):
@@ -103,7 +103,7 @@ async def test_trailers_are_read_and_dropped() -> None:
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["answered", "awaited"])
 async def test_a_body_in_any_pieces_is_not_a_trailer(at_once: bool) -> None:
-    """Also one whose answer was sent without it, and one between whose chunks there are long lines."""
+    """Also with an early answer, and with long lines between chunks."""
     app = App()
     app.at_once = at_once
     long_lines = (b"1;a=" + b"b" * 40_000 + b"\r\n#\r\n") * 5

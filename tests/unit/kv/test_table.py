@@ -176,7 +176,7 @@ def test_a_full_pool_refuses_the_copy_of_a_shared_tail() -> None:
 
 
 def test_the_only_holder_discards_a_kept_block_on_write() -> None:
-    """Without needing another one: a sequence alone in a full pool must be able to go back."""
+    """It needs no other block: a sequence alone in a full pool must be able to go back."""
     pool = BlockPool(2, 4)
     given_up: list[int] = []
     pool.on_discard = given_up.append

@@ -124,7 +124,7 @@ async def test_requests_have_deadlines_and_cold_ones_own_salts(stats: Any) -> No
 
 
 async def test_random_prompts_are_always_cold(stats: Any) -> None:
-    """Once: those that warmed up, and all of a test that was repeated, came from the prefix cache."""
+    """Also after the warm-up and in a repeated test."""
     client = FakeClient(stats)
     for _ in range(2):
         await a_test(client, prompt_tokens=20).run()
@@ -142,7 +142,7 @@ IN_A_BURST: dict[str, Any] = {"rate": 1.0, "burstiness": 0.02, "concurrency": No
 
 
 async def test_a_rate_is_over_the_whole_duration(stats: Any) -> None:
-    """Once: over the time to the last answer, though none was due for seconds after it."""
+    """Requests could have come until its end."""
     report = await a_test(FakeClient(stats), **IN_A_BURST, requests=None, duration=4.0).run()
     assert (len(report.outcomes), report.seconds) == (6, 4.0)
     assert report.summary.requests_per_second == 6 / 4
@@ -162,7 +162,6 @@ async def test_a_rate_of_a_stopped_test_ends_with_the_last_answer(stats: Any) ->
 
 
 def test_impossible_answers_are_refused_before_sending(stats: Any) -> None:
-    """Once: the request that could not be planned ended the test in its midst."""
     client = FakeClient(stats)
     with pytest.raises(InvalidArgumentError, match=r"^min_tokens: must be at most 5"):
         a_test(client, length_spread=0.5, max_tokens=10, min_tokens=8)
@@ -223,7 +222,7 @@ async def test_a_test_stopped_while_verifying_reports_progress(stats: Any) -> No
 
 
 async def test_a_test_stopped_during_warm_up_reports_nothing(stats: Any) -> None:
-    """Once: all that was to warm up was sent first."""
+    """The remaining warm-up requests are not sent."""
     client = FakeClient(stats, on_call=lambda asked: test.stop() if asked == 1 else None)
     test = a_test(client, warm_up=50)
     with pytest.raises(PacelineError, match="before anything was sent"):
@@ -232,7 +231,7 @@ async def test_a_test_stopped_during_warm_up_reports_nothing(stats: Any) -> None
 
 
 async def test_a_test_cut_short_waits_for_nothing(stats: Any) -> None:
-    """Once: a request that hung kept the test from ever reporting anything."""
+    """A request may hang."""
     client = FakeClient(stats, hangs=True, on_call=lambda asked: test.cut() if asked == 2 else None)
     test = a_test(client)
     report = await asyncio.wait_for(test.run(), 30)

@@ -146,7 +146,7 @@ async def test_a_closed_loop_begins_nothing_after_its_duration() -> None:
 
 
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
-    """The first ends when the last has begun: a loop that waited for an answer would wait for ever."""
+    """The first request ends when the last has begun."""
     begun = asyncio.Event()
 
     async def until_the_last(number: int) -> None:
@@ -172,7 +172,7 @@ async def test_a_request_waiting_for_a_place_is_late() -> None:
 
 
 async def test_a_late_loop_still_receives_answers() -> None:
-    """Once: requests all of which are due at once were begun before any of them could run."""
+    """All requests are due at once."""
     ended_while_sending = []
 
     def due(number: int) -> float:
@@ -233,7 +233,7 @@ async def test_an_unexpected_error_ends_the_load(rate: bool) -> None:
 
 @pytest.mark.parametrize("rate", [True, False])
 async def test_an_unplannable_request_ends_the_load(rate: bool) -> None:
-    """Once: a group of errors, which no caller knew how to tell."""
+    """With its own error, not an exception group."""
 
     def planned() -> Iterator[Ask]:
         yield from asks(2, lambda _i: 0.0)
@@ -257,7 +257,6 @@ def test_a_client_of_a_closed_loop_pauses_after_a_failure(error: PacelineError, 
 
 
 async def test_requests_waiting_at_the_end_are_counted_unsent() -> None:
-    """Once: all that was due by then was sent however long that took."""
     clock = ManualClock()
     client = FakeClient(two_seconds_of(clock))
     run = load(client, clock=clock)
@@ -274,7 +273,6 @@ async def test_a_pause_after_a_failure_ends_with_the_duration() -> None:
 
 
 async def test_a_kept_error_does_not_hold_its_stream() -> None:
-    """Once: its traceback held the stream with all that had come."""
 
     def fails(_number: int) -> Exception:
         error = UnavailableError("gone")

@@ -90,7 +90,7 @@ def test_draft_figures_are_summed_over_requests(make_outcome: Any) -> None:
 
 
 def test_counts_of_partly_counted_requests_stay_consistent(make_outcome: Any) -> None:
-    """Once: all of its tokens were divided by the rounds after the restart."""
+    """A restarted coordinator counts only the rounds since."""
     found = summary([make_outcome(), make_outcome(1, num_resumes=2)], 4.0, {})
     assert (found.num_resumes, found.completion_tokens) == (2, 12)
     assert found.speculation.num_rounds == 3
@@ -98,7 +98,7 @@ def test_counts_of_partly_counted_requests_stay_consistent(make_outcome: Any) ->
 
 
 def test_resumed_counts_finished_requests_only(make_outcome: Any) -> None:
-    """Once: every resume was one of them, and those of a request that failed as well."""
+    """Each once, however often it was resumed."""
     gone = make_outcome(2, num_resumes=5, answer=None, error=UnavailableError("gone"))
     found = summary([make_outcome(), make_outcome(1, num_resumes=3), gone], 4.0, {})
     assert (found.resumed, found.num_resumes) == (1, 8)

@@ -38,7 +38,7 @@ def all_enums(file: descriptor_pb2.FileDescriptorProto) -> list[descriptor_pb2.E
 
 
 def test_dependency_bounds_match_the_stubs() -> None:
-    """They refuse older libraries when they are imported, which an installation must rule out."""
+    """The stubs refuse older libraries on import."""
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [needed["dependencies"], *needed["optional-dependencies"].values()]
     bounds = dict(

@@ -70,7 +70,7 @@ def files(folder: Path, key: Any) -> Tls:
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_key_unsupported_by_grpc_is_named(kind: str, tmp_path: Path) -> None:
-    """Once: the process started, and nobody reached it."""
+    """Otherwise every handshake would fail."""
     with pytest.raises(InvalidArgumentError) as caught:
         check_files(files(tmp_path, BAD[kind]()), "worker_tls")
     assert caught.value.field == "worker_tls_certificate"
@@ -92,7 +92,7 @@ async def test_an_accepted_key_works(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["P-521", "Ed25519"])
 async def test_a_refused_key_does_not_work(kind: str) -> None:
-    """By two processes of gRPC's own: a version of it that can is a reason to let it through."""
+    """Between two plain gRPC processes: once gRPC supports it, it should be accepted."""
     key = BAD[kind]()
     certificate = certificate_of(key)
     credentials = grpc.ssl_server_credentials([(private_part(key), certificate)])

@@ -102,7 +102,7 @@ def test_zero_differs_from_unset() -> None:
 
 
 def test_every_field_of_the_message_is_read() -> None:
-    """A field that the message has and the codec forgot would be ignored in silence."""
+    """A forgotten field would be ignored silently."""
     names = {field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields}
     assert names == set(SamplingParams.__dataclass_fields__)
 
@@ -238,7 +238,7 @@ def test_invalid_requests_are_refused_by_field(message: Any, name: str) -> None:
 
 
 def test_an_empty_text_is_left_to_the_tokenizer() -> None:
-    """A tokenizer may put one in front of every text."""
+    """It may put a token before every text."""
     assert codec.generate_request_from_proto(request(text="")).prompt == ""
 
 

@@ -80,7 +80,7 @@ async def test_local_processes_are_reached_from_an_event_loop(address: str) -> N
 def test_a_file_removed_after_reading_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], field: str
 ) -> None:
-    """As a certificate that is being replaced."""
+    """As while a certificate is replaced."""
     paths = {name: tmp_path / f"{name}.pem" for name in files}
     for path in paths.values():
         path.write_text("a certificate")

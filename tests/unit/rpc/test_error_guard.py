@@ -34,7 +34,7 @@ class Context:
 def test_a_caller_that_has_gone_is_not_answered_twice(
     streams: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A request is cancelled by another call and by its own client, both at once."""
+    """A request may be cancelled by another call and by its own client at once."""
     assert issubclass(cygrpc.ExecuteBatchError, grpc.aio.InternalError)
     from paceline.rpc.codec.status import abort
 

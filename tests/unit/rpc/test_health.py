@@ -94,7 +94,7 @@ async def test_a_service_name_is_bounded(method: str, served: Served) -> None:
 
 
 async def test_a_watcher_that_does_not_read_delays_nobody(served: Served) -> None:
-    """Once: nothing could be said of health any more, and SIGTERM ended nothing."""
+    """Health changes and SIGTERM still take effect."""
     server = served.server
     await server.set_serving(True)
     path = b"/grpc.health.v1.Health/Watch"

@@ -42,7 +42,7 @@ def test_only_ipv6_addresses_get_brackets(given: str, in_address: str) -> None:
 
 
 async def test_a_host_without_brackets_is_listened_on(host: str) -> None:
-    """Once: `--host ::1` loaded the model, and then could not listen on ::1:50152."""
+    """As `--host ::1`."""
     server = Server("test", host, 0)
     await server.start()
     try:
@@ -55,7 +55,7 @@ async def test_a_host_without_brackets_is_listened_on(host: str) -> None:
 
 
 async def test_the_http_address_is_valid_in_a_url(host: str) -> None:
-    """Once: `--host ::1` announced http://::1:8000."""
+    """As `http://[::1]:8000`."""
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})

@@ -133,7 +133,7 @@ def test_every_request_with_a_list_has_a_reader() -> None:
 
 @pytest.mark.parametrize("name", PATHS)
 def test_a_list_is_counted_before_it_is_read(name: str) -> None:
-    """Refusing it takes a small part of the time that it takes to look at each element once."""
+    """Refusing it takes much less time than visiting each element."""
     request, values = overfull(PATHS[name])
     reader = next(read for kind, read in READERS.items() if isinstance(request, kind))
     refusing = seconds(lambda: is_refused(reader, request))

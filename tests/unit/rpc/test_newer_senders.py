@@ -50,7 +50,7 @@ def with_more(message: Message) -> None:
 def test_a_newer_senders_field_fails_only_its_sequence(
     dialect: Any, command: Any, path: tuple[str, ...], field: str
 ) -> None:
-    """Once: in half of these messages it was ignored."""
+    """In every message of a frame."""
     render, parse = dialect
     frame = render([command, command])
     assert parse(frame) == [command, command]
@@ -70,7 +70,7 @@ def test_a_newer_senders_field_fails_only_its_sequence(
 
 @pytest.mark.parametrize("dialect", [TARGET, DRAFT], ids=["target", "draft"])
 def test_a_sequence_is_closed_despite_unknown_fields(dialect: Any) -> None:
-    """It would keep its blocks otherwise, and nobody would ask for it again."""
+    """Otherwise it would keep its blocks."""
     render, parse = dialect
     closing = CloseSequence("s", 1)
     frame = render([closing])

@@ -48,10 +48,8 @@ async def test_an_unfinished_message_times_out(method: bytes, monkeypatch: pytes
 
 
 async def test_unfinished_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many are given up as come above the bound; whole messages are answered meanwhile.
-
-    Which ones is not said here: gRPC need not hand calls of one connection over in the order they were sent.
-    """
+    """Those above the bound are dropped; whole messages are answered meanwhile. gRPC need not hand over
+    calls of one connection in order, so which ones is not asserted."""
     monkeypatch.setattr(module, "OPEN_SECONDS", HANG)  # a slow machine may take long to send them
     async with serving() as server, raw(server) as connection:
         most = module.UNFINISHED_BYTES // limits.MAX_CLIENT_MESSAGE_BYTES

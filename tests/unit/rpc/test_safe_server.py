@@ -43,7 +43,7 @@ async def is_answered(address: str) -> bool:
 
 @pytest.mark.parametrize("path", [NO_TEXT, b"/\x80", b"\xc3\x28/x", b"/grpc.health.v1.Health/\xff", b"/a/b"])
 async def test_an_undecodable_method_name_is_unimplemented(path: bytes) -> None:
-    """Once: nobody was answered any more after it, and the process lived on."""
+    """It must not end gRPC's accept loop."""
     watched = Watched()
     server = Server("target", "127.0.0.1", 0, interceptors=[watched])
     await server.start()
@@ -95,7 +95,7 @@ async def drained() -> None:
 
 
 async def test_a_process_that_accepts_no_calls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ended it: here what does end gRPC's own."""
+    """Here by what ends gRPC's own loop."""
     monkeypatch.setattr(module, "HEARING_SECONDS", 0.01)
     monkeypatch.setattr(
         module,

@@ -111,7 +111,7 @@ def test_named_tokens_must_be_in_the_vocabulary(field: str) -> None:
 
 
 def test_skip_special_tokens_is_sent_only_when_needed() -> None:
-    """Receivers that do not know the field serve all other requests; workers make no text."""
+    """Receivers without the field serve all other requests; workers make no text."""
     shown = SamplingParams(skip_special_tokens=False, seed=1)
     message = sampling_to_proto(shown)
     assert message.HasField("skip_special_tokens")

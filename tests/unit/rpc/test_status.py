@@ -245,7 +245,6 @@ def test_without_a_text_the_codes_name_remains() -> None:
 
 
 def test_before_the_first_token_there_is_no_last_index() -> None:
-    """Once: clients were told of the token at -1."""
     info = error_details_pb2.ErrorInfo()
     assert to_status(errors.UnavailableError("target lost", -1)).details[0].Unpack(info)
     assert "last_index" not in info.metadata

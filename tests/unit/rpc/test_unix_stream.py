@@ -81,7 +81,7 @@ async def test_frames_arrive_whole_in_any_pieces(piece: int) -> None:
 
 
 async def test_unsendable_frames_are_sent_later_in_order() -> None:
-    """From two threads, each in its order, more than any socket holds."""
+    """From two threads, more than any socket holds."""
     with Ends() as ends:
         ends.other.setblocking(False)
         threads = [
@@ -110,7 +110,7 @@ async def test_unsendable_frames_are_sent_later_in_order() -> None:
 
 
 async def test_later_frames_do_not_overtake_waiting_ones() -> None:
-    """There is room again, and the rest of an earlier frame has not been sent yet."""
+    """The socket has room again, while an earlier frame is partly sent."""
     with Ends() as ends:
         big = [bytes([i]) + frame_of(200_000) for i in range(10)]
         for frame in big:
@@ -126,7 +126,7 @@ async def test_later_frames_do_not_overtake_waiting_ones() -> None:
 
 
 async def test_a_peer_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is stopped still has its socket: what is sent to it is not kept for ever."""
+    """A stopped process keeps its socket; frames for it are not kept for ever."""
     monkeypatch.setattr("paceline.rpc.streams.unix_stream.MAX_UNSENT_BYTES", 1_000_000)
     clock = ManualClock()
     with Ends(clock=clock) as ends:
@@ -380,7 +380,7 @@ async def test_an_unwatchable_connection_is_closed(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The event loop may have no room for one more socket, as where the kernel's bound on watches is met."""
+    """As where the kernel's bound on watches is met."""
     refused: list[socket.socket] = []
 
     class Unwatched(LocalStream):

@@ -120,7 +120,7 @@ async def test_a_dead_engine_thread_ends_the_process(monkeypatch: pytest.MonkeyP
 async def test_a_stuck_engine_thread_does_not_keep_the_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once: it was waited for for ever, and who had lost its supervisor kept the device's memory."""
+    """It would keep the device's memory."""
 
     class Left(Exception):  # noqa: N818 - no error, an end
         """With which code, and whether logs were written by then."""
@@ -153,7 +153,7 @@ async def test_a_stuck_engine_thread_does_not_keep_the_process(
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
 def test_unread_streams_do_not_keep_the_process(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: without its supervisor it raised BrokenPipeError instead of leaving its stuck engine."""
+    """Writing raises BrokenPipeError without a supervisor."""
 
     class Left(Exception):  # noqa: N818 - no error, an end
         """With which code."""
@@ -174,7 +174,6 @@ def test_unread_streams_do_not_keep_the_process(error: Exception, monkeypatch: p
 
 
 def test_metrics_on_an_ipv6_host_have_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: `--host ::1` announced them at ::1:9400."""
     hosts: list[str] = []
     monkeypatch.setattr(
         "paceline.telemetry.worker_metrics.MetricsServer", lambda _collector, host, _port: hosts.append(host)
@@ -186,7 +185,7 @@ def test_metrics_on_an_ipv6_host_have_brackets(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_the_cache_is_checked_only_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: with many blocks every scrape kept the sequences waiting for a tenth of a second."""
+    """A check of many blocks delays sequences by a tenth of a second."""
     checks: list[str] = []
     monkeypatch.setattr(BlockPool, "check_integrity", lambda _: checks.append("pool"))
     monkeypatch.setattr(PrefixIndex, "check_integrity", lambda _: checks.append("index"))
@@ -207,7 +206,7 @@ async def test_the_cache_is_checked_only_while_idle(monkeypatch: pytest.MonkeyPa
 async def test_the_cache_is_checked_at_most_once_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once: every GetStatus of any client had the engine look at all blocks between two passes."""
+    """Any client's GetStatus would have the engine check all blocks."""
     clock, checks = ManualClock(), 0
 
     class Pool(BlockPool):

@@ -31,7 +31,7 @@ class FakeEngine:
 
 
 async def test_a_stuck_engine_is_not_ready_until_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each change is told once."""
+    """Each change is reported once."""
     monkeypatch.setattr(worker_stream, "WATCH_SECONDS", 0)
     told: list[bool] = []
 

@@ -27,7 +27,6 @@ def left_out(root: Path, patterns: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def test_every_file_is_in_the_wheel() -> None:
-    """Once: the models' card was not."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert left_out(ROOT, settings["tool"]["setuptools"]["package-data"]) == []
 

@@ -93,7 +93,7 @@ def test_a_child_ended_by_an_unnamed_signal_restarts(specs: Specs) -> None:
 
 
 def test_a_child_restarts_on_all_its_ports(specs: Specs) -> None:
-    """Once on another one for metrics, where it had chosen that by itself."""
+    """Also on those it had chosen by itself."""
     program = Program(WITH_PORTS)
     with supervising() as supervisor:
         supervisor.start([specs("a", program, "--metrics-port", "0")], HANG)
@@ -115,7 +115,7 @@ def test_a_child_that_cannot_be_waited_for_restarts(specs: Specs, caplog: pytest
 
 
 def test_an_unreadable_child_is_reported_at_once(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start does not wait for the keeper that failed."""
+    """A start does not wait for the thread that failed."""
     program, start = Program(), threading.Thread.start
 
     def keepers_alone(thread: threading.Thread) -> None:
@@ -149,7 +149,6 @@ def raised_by(call: Callable[[], object], before: Callable[[], object]) -> Pacel
 
 
 def test_stopping_the_supervisor_ends_a_start(specs: Specs) -> None:
-    """Once: it waited for children that were never to be ready, for all of its timeout."""
     silent = Program(says="")
     with supervising() as supervisor:
 
@@ -167,7 +166,7 @@ def test_stopping_the_supervisor_ends_a_start(specs: Specs) -> None:
 
 
 def test_waiting_for_a_stopped_child_is_an_error(specs: Specs) -> None:
-    """Also of one whose successor was not to come soon."""
+    """Also where its next start is far away."""
     program, waits = Program(), threading.Event()
     backoff = RestartBackoff(initial=10 * HANG, maximum=10 * HANG)
     with Supervisor(sink=lambda line: None, backoff=backoff) as supervisor:
@@ -189,7 +188,7 @@ def test_waiting_for_a_stopped_child_is_an_error(specs: Specs) -> None:
 
 
 def test_a_failed_start_leaves_nothing(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: its process ran on, and `status` told of it instead of its successor's."""
+    """Neither a process nor a status."""
     silent, start = Program(says=""), threading.Thread.start
 
     def until_it_has_a_process(thread: threading.Thread) -> None:

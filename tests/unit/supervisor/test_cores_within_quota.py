@@ -24,7 +24,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, cores: int, quota: float) -> None:
 def test_workers_share_the_cores_of_the_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float, threads: int, alone: int
 ) -> None:
-    """Once: with the time of two cores each worker had 32 threads, and none the compiled pass."""
+    """Of a machine with many more cores."""
     _machine(monkeypatch, 64, quota)
     both = StackConfig(**CPU)
     assert [both.worker_config(role).threads for role in both.worker_roles] == [threads, threads]
@@ -35,7 +35,7 @@ def test_workers_share_the_cores_of_the_quota(
 def test_a_draft_drafts_ahead_within_the_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float, branches: int, sequences: int
 ) -> None:
-    """Once: where the time was one core's, the draft took the target's."""
+    """With one core's time it would take the target's."""
     _machine(monkeypatch, 64, quota)
     config = StackConfig(**CPU)
     draft = config.draft_config

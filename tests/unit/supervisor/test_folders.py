@@ -59,7 +59,7 @@ def test_a_killed_processes_folder_is_removed_by_the_next(tmp_path: Path) -> Non
 
 
 def test_unknown_folders_are_kept(tmp_path: Path) -> None:
-    """Folders without the file, other names, links, and what is no file."""
+    """Folders without the owner file, other names, links and files."""
     elsewhere = tmp_path / "elsewhere"
     for name in ("paceline-new", "paceline-pipe", "other", "elsewhere"):
         (tmp_path / name).mkdir()

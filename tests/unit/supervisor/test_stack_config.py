@@ -92,7 +92,7 @@ def test_every_process_setting_is_a_stack_setting(role: str) -> None:
 
 
 def test_our_environment_variables_do_not_reach_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child's command line says only what differs from its defaults, and a variable would change these."""
+    """They would change defaults that a child's command line leaves out."""
     ours = {variable(f.name) for cls in PROCESSES.values() for f in fields(cls)}
     for name in ours:
         monkeypatch.setenv(name, "1")

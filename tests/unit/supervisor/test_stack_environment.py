@@ -42,7 +42,7 @@ def specs_of(config: StackConfig) -> list[Any]:
 
 
 def test_processes_keep_the_environment_of_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever becomes of our environment and working folder meanwhile."""
+    """Whatever changes in this process meanwhile."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     started: list[ChildSpec] = []
@@ -68,7 +68,7 @@ def test_processes_keep_the_environment_of_the_start(monkeypatch: pytest.MonkeyP
 
 
 def test_a_removed_socket_folder_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Once: what tidies up /tmp took it away, and no worker could be started again."""
+    """As after /tmp was tidied."""
     monkeypatch.setattr(stack_module, "Supervisor", FakeSupervisor)
     own = str(tmp_path / "own.sock")
     target, draft = specs_of(StackConfig(local_sockets=True, draft={"local_socket": own}))

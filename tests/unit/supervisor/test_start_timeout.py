@@ -47,7 +47,6 @@ class Start:
 def test_steps_share_the_start_timeout(
     seconds: float, given: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: each had all of `--start-timeout`, and 900 seconds could become 1800."""
     start = Start(seconds)
     monkeypatch.setattr(stack_module, "monotonic", start.clock)
     monkeypatch.setattr(stack_module, "Supervisor", lambda **_: FakeSupervisor(start))

@@ -59,7 +59,6 @@ def test_the_environment_sets_the_level(name: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["verbose", "", "10"])
 def test_an_invalid_level_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: it ended the process with a traceback."""
     monkeypatch.setenv("PACELINE_LOG_LEVEL", name)
     with pytest.raises(InvalidArgumentError, match=f"PACELINE_LOG_LEVEL must be .*got '{name}'") as refused:
         logs.configure_logging("target", "text", io.StringIO())
@@ -126,7 +125,7 @@ def test_a_text_value_is_quoted_like_logfmt(value: Any, written: str) -> None:
 
 
 def test_quoted_values_can_be_parsed() -> None:
-    """A parser of logfmt, here that of shell words, finds the field and no other."""
+    """A logfmt parser, here one of shell words, finds the field and no other."""
     stream = io.StringIO()
     logs.configure_logging("draft", "text", stream)
     sent = 'x code=200 tenant="alice" y'

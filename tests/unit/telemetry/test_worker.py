@@ -121,7 +121,7 @@ def test_names_are_the_same_in_every_format(metrics_url: str, accept: str, kind:
 
 
 def test_a_workers_metrics_reveal_no_request(metrics_url: str) -> None:
-    """It has no key and no certificate: labels are names of the model and of kinds, and nothing else."""
+    """The port has no key: labels are names of the model and of kinds only."""
     with urllib.request.urlopen(metrics_url, timeout=60) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     labels = {label for family in families for sample in family.samples for label in sample.labels}

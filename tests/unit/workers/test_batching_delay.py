@@ -65,14 +65,14 @@ def test_a_lost_sequence_is_not_waited_for_any_longer(lost: bool) -> None:
 
 @pytest.mark.parametrize(("usual", "waited_for"), [(0.5, True), (0.81, True), (0.83, False), (3.0, False)])
 def test_only_returns_shorter_than_a_step_are_waited_for(usual: float, waited_for: bool) -> None:
-    """Else another group's pass meanwhile is of more use: 2 steps against one and the way back."""
+    """Otherwise another group's pass meanwhile is more useful."""
     delay = known(row=0.0)
     now = returned(delay, [usual * STEP])
     assert (delay.seconds(1, now) > 0) is waited_for
 
 
 def test_the_rest_of_a_long_return_is_not_waited_for() -> None:
-    """Once together all would leave and return at the same time, and the model would idle meanwhile."""
+    """Otherwise all sequences would leave and return together, and the model would idle."""
     delay = known()
     now = returned(delay, [STEP] * 4)
     assert delay.seconds(4, now + 0.99 * STEP) == 0
@@ -103,7 +103,7 @@ def test_nothing_is_waited_for_without_measurements() -> None:
 
 
 def test_a_sequence_turned_plain_is_waited_for_from_round_two() -> None:
-    """And who begins to draft is not: a mean of both would follow after a dozen rounds."""
+    """And one that begins to draft is not: a common mean would follow after a dozen rounds."""
     delay = known()
     now = returned(delay, [50e-3], rounds=MANY, rows=5)
     assert delay.seconds(1, now) == 0
@@ -171,7 +171,7 @@ def test_a_first_observation_of_zero_is_outgrown() -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_targets_sequences_share_passes(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each begins while another's pass runs. With nobody waited for, groups of them take turns."""
+    """Each begins during another's pass. Without waiting, groups of them would take turns."""
     worker = Worker(max_model_len=400, num_blocks=400)
     forward = worker.runner.forward
 

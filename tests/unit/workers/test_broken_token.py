@@ -133,7 +133,7 @@ def real() -> ModelRunner:
 
 @pytest.mark.parametrize("who", ["itself", "another"])
 def test_a_breaking_draft_token_leaves_the_ledger_intact(real: ModelRunner, who: str) -> None:
-    """Once: the ledger's entries were no numbers after that, and others found them in the prefix cache."""
+    """Neither the ledger's entries nor the prefix cache hold NaN afterwards."""
     table = real.new_table()
     right = int(real.forward([SequenceInput(table, TEXT, 1)])[0].argmax())
     table.free()
@@ -152,7 +152,7 @@ def test_a_breaking_draft_token_leaves_the_ledger_intact(real: ModelRunner, who:
 
 
 def test_entries_known_to_be_sound_are_kept() -> None:
-    """The rows of a round told that all before them is numbers: only what came since is computed again."""
+    """A round's rows showed that all before them is sound; only later entries are recomputed."""
     worker, (token, *_) = target(), best(1, PROMPT)
     worker.open("s", PROMPT)
     assert worker.answer(verify("s", len(PROMPT))).verdict.token_ids == (token,)
@@ -181,7 +181,7 @@ def test_a_breaking_prompt_does_not_affect_its_prefix(length: int, reported: dic
 
 @pytest.mark.parametrize("given_up", [True, False])
 def test_a_sequence_with_broken_cached_entries_recomputes(given_up: bool) -> None:
-    """Once: it failed for what the prompt of another one had broken, at which nobody had looked yet."""
+    """Another sequence's prompt broke them before its rows were looked at."""
     worker, begun = target(), [i % POISON for i in range(38)]
     worker.open("s", [*begun, POISON, *begun[:15]])
     worker.it.handle(verify("s", len(begun) + 16), 0.0)

@@ -170,8 +170,7 @@ def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 def test_a_final_token_is_as_frequent_as_in_plain_decoding(
     mode: AcceptanceMode, k: int, nothing: str
 ) -> None:
-    """Once: a row that is no numbers voided the whole round, and an accepted chain with nothing behind it was
-    thrown away, so that its token never came."""
+    """A row of NaN after an accepted chain must not void the round."""
     check_as_plain_decoding(Many(mode, nothing), drawn(k))
 
 
@@ -185,7 +184,7 @@ def test_a_breaking_token_that_is_never_drawn_fails_nothing(mode: AcceptanceMode
 @pytest.mark.usefixtures("where")
 @pytest.mark.parametrize("mode", AcceptanceMode)
 def test_a_chosen_dead_end_gives_no_verdict(mode: AcceptanceMode) -> None:
-    """The round is put again without draft tokens, and comes to the same."""
+    """The round is repeated without draft tokens, with the same result."""
     logits = torch.zeros(2, 5)
     logits[0, END], logits[1, :NEVER] = 40.0, -math.inf
     verdict = None if mode is AcceptanceMode.COUPLED else (0, END)

@@ -43,8 +43,8 @@ def test_a_wrong_proposal_into_a_dead_end_costs_nothing(k: int) -> None:
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
 def test_a_dead_end_is_as_frequent_as_the_target_draws_it(mode: AcceptanceMode, k: int) -> None:
-    """A quarter of the proposals begins with "a"; half of the texts do. A round that is asked for again
-    without its proposal draws once more where that leads to a dead end."""
+    """A quarter of the proposals begins with "a", and half of the texts. A round repeated without its
+    proposal draws once more where that leads to a dead end."""
     count = 240
     pair = Pair(towards_a_dead_end())
     q = (drawn_from(a=0.25, b=0.75), drawn_from(b=1.0))[:k]
@@ -66,7 +66,7 @@ def test_a_dead_end_is_as_frequent_as_the_target_draws_it(mode: AcceptanceMode, 
 @pytest.mark.parametrize("k", [0, 1, 2])
 @pytest.mark.parametrize("mode", AcceptanceMode)
 def test_an_accepted_dead_end_fails_as_in_plain_decoding(mode: AcceptanceMode, k: int) -> None:
-    """Its token comes, with its log-probability; what is to come behind it is asked for, and that fails."""
+    """Its token is emitted with its log-probability; the next round fails."""
     pair = Pair(towards_a_dead_end(logit_bias={B: 60.0}, logprobs=0, temperature=0.5), mode)
     proposal = Proposal((B, A)[:k])
     assert not pair.target.handle(VerifyRound("s", 1, 1, N, PROMPT, proposal), 0.0)

@@ -176,7 +176,7 @@ def test_nan_logits_end_only_their_round(mode: AcceptanceMode, length: int) -> N
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
 @pytest.mark.parametrize("drawn", [1, 2])
 def test_an_interrupted_proposal_holds_what_was_drawn(mode: AcceptanceMode, drawn: int) -> None:
-    """Once: nothing, so that which tokens were proposed depended on what came after them."""
+    """What is proposed must not depend on what follows it."""
     worker, bad = spoilt(mode, len(PROMPT) + drawn)
     assert isinstance(bad, DraftProposal)
     assert bad.proposal.num_draft_tokens == drawn
@@ -191,7 +191,7 @@ def test_an_interrupted_proposal_holds_what_was_drawn(mode: AcceptanceMode, draw
 def test_a_proposal_ends_where_no_permitted_token_is_possible(
     mode: AcceptanceMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: the token had an empty distribution, for which the target refused the proposal."""
+    """The target would refuse an empty distribution."""
     worker = Worker()
     worker.open("s", PROMPT, SamplingParams(seed=3, allowed_token_ids=[2, 3]), mode)
     forward = worker.runner.forward
@@ -274,7 +274,7 @@ def test_a_proposal_beyond_the_models_length_is_refused() -> None:
     ],
 )
 def test_a_sequence_that_cannot_be_sampled_is_refused(sampling: SamplingParams) -> None:
-    """Once: ids beyond the vocabulary in logit_bias or stop_token_ids ended the engine thread."""
+    """Ids beyond the vocabulary in logit_bias or stop_token_ids."""
     worker = Worker()
     (event,) = worker.open("s", PROMPT, sampling)
     assert isinstance(event.error, InvalidArgumentError)
@@ -402,7 +402,7 @@ def test_a_chain_without_distributions_is_not_used_for_ratios() -> None:
 
 
 def test_chains_together_respect_the_pass_budget() -> None:
-    """Once: all that had decoded plainly for a while were caught up with in one call."""
+    """Also when many sequences catch up at once."""
     most, tail = 33, (1, 2, 3, 4, 5, 1, 2, 3, 4, 5)
     worker = chaining(num_blocks=200, max_batch_tokens=most)
     fed: list[int] = []
@@ -443,7 +443,7 @@ def test_a_failing_chain_continues_step_by_step(caplog: pytest.LogCaptureFixture
 
 
 def test_a_chain_without_blocks_continues_step_by_step() -> None:
-    """What then lacks a block is preempted as ever."""
+    """A step that lacks a block is preempted as usual."""
     worker = chaining(num_blocks=1)
     worker.open()
     worker.ask(3)
@@ -454,7 +454,7 @@ def test_a_chain_without_blocks_continues_step_by_step() -> None:
 
 
 def test_a_single_chain_without_rows_does_not_end_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device has not recorded it yet, and says nothing of any; or its first logits are no numbers."""
+    """A device has no recording yet, or its first logits are NaN."""
     worker = chaining()
     worker.open()
     worker.ask(4)
@@ -490,7 +490,7 @@ def test_nan_logits_end_one_chain() -> None:
 def test_chains_are_compiled_before_the_first_request(
     monkeypatch: pytest.MonkeyPatch, skills: ChainSkills | None, chains: int
 ) -> None:
-    """Rounds are chains whatever is drafted ahead: nothing of them is left to the engine's thread."""
+    """With and without lookahead; nothing is left to the engine thread."""
     runner, called = ToyRunner(MODEL), list[int]()
     runner.chain_skills = skills
     draw = runner.forward_chains
@@ -510,7 +510,7 @@ def drawn_of(row: list[float], **sampling: Any) -> Drawn | None:
 
 
 def test_a_row_with_a_zero_first_probability_is_sound() -> None:
-    """A support is in the order of ids. Once the row was told to be no numbers."""
+    """A support is in the order of ids."""
     drawn = drawn_of([-103.0, -36.6415, -36.4367, -36.2668, 0.0, 0.0])
     assert drawn is not None
     assert drawn.distribution is not None

@@ -165,7 +165,7 @@ def test_everything_runs_on_the_engine_thread() -> None:
 
 @pytest.mark.parametrize("in_use", [True, False])
 def test_the_thread_uses_its_makers_device(in_use: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each thread has a current device of its own, and begins with the first one."""
+    """Each thread's current device is the first one by default."""
     current: dict[int, str] = {}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -234,7 +234,7 @@ def test_a_sequence_moves_to_the_stream_that_reopens_it() -> None:
     ids=lambda late: type(late).__name__,
 )
 def test_a_stale_streams_command_does_not_take_the_sequence(late: Any) -> None:
-    """Once: any command moved the route, and the end of the old stream dropped the new one's sequence."""
+    """The end of the old stream must not drop the new one's sequence."""
     case, old, new = Case(), Stream(), Stream()
     case.submit(old, Work("a", epoch=1))
     case.submit(new, Work("a", epoch=2))
@@ -274,7 +274,7 @@ def test_work_is_done_without_further_commands() -> None:
 
 
 def test_leases_are_checked_on_a_busy_worker() -> None:
-    """Once: only after a whole second without any command, so never under steady traffic."""
+    """Not only after a second without commands."""
     case = Case()
     for _ in range(10):
         case.it.ask(lambda: case.clock.advance(engine_thread.IDLE_SECONDS / 2))
@@ -290,7 +290,7 @@ def test_progress_is_measured_by_the_clock() -> None:
 
 
 def test_an_idle_worker_answering_queries_makes_progress() -> None:
-    """Once: it never got as far as to wait for nothing, and after half a minute it was told to be stuck."""
+    """It must not be reported as stuck."""
     case, seen = Case(), []
     for _ in range(100):
         case.it.ask(lambda: seen.append(case.it.seconds_since_progress))
@@ -374,7 +374,7 @@ def test_a_stuck_thread_is_not_awaited_forever() -> None:
 
 
 def test_a_command_arriving_late_stops_the_step() -> None:
-    """Once: the step forgot it as it began, and it waited for all that the step could find to do."""
+    """It must not wait for all the work that the step finds."""
     case, stream, done = Case(), Stream(), threading.Event()
     late = [Work("b")]
 

@@ -65,7 +65,7 @@ def test_a_failing_judgement_ends_one_round(
 
 
 def test_a_dead_device_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in judging that a GPU is first waited for, and so that its faults are first seen."""
+    """A GPU's faults appear when its results are awaited in judging."""
 
     def dead(*_: Any) -> Any:
         raise RuntimeError("an illegal memory access was encountered")
@@ -129,7 +129,7 @@ def test_a_failing_prompt_report_ends_one_sequence(
 
 @pytest.mark.parametrize("alone", ["the model", "the same again"])
 def test_scored_rows_out_of_memory_end_one_sequence(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: what the pass had scored was taken up after its sequence had failed alone: the thread died."""
+    """The pass's scored rows must not be used after their sequence failed."""
     worker, prompt = test_logprob_reports.Worker(monkeypatch), test_logprob_reports.LONG[:6]
     worker.open("bad", prompt, prompt_logprobs=1)
     worker.ask("bad", len(prompt))
@@ -154,7 +154,7 @@ def test_scored_rows_out_of_memory_end_one_sequence(alone: str, monkeypatch: pyt
 def test_a_failing_precomputed_report_ends_one_round(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was computed before its round began, which then is judged as it is taken up."""
+    """The row was computed before its round, which is judged when it arrives."""
 
     def broken(*_: Any) -> Any:
         raise error

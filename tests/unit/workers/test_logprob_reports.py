@@ -153,7 +153,7 @@ def test_several_prompts_share_the_rows_of_a_pass(worker: Worker) -> None:
 
 
 def test_a_prompt_is_not_reported_after_generated_tokens(worker: Worker) -> None:
-    """A sequence that is opened again from its ledger goes on; its client has the prompt's report."""
+    """A sequence reopened from its ledger goes on; its client has the prompt's report."""
     worker.open("s", LONG, prompt_length=20, prompt_logprobs=2)
     worker.ask("s", len(LONG))
     assert len(worker.run()) == 1

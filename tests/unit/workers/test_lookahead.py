@@ -177,7 +177,7 @@ def check_every_outcome(name: str, mode: AcceptanceMode, steps: int | None, k: i
 def test_every_outcome_gets_its_ordinary_proposal(
     sampling: str, mode: AcceptanceMode, steps: int | None, k: int
 ) -> None:
-    """Whatever the verdict, however far the branches are, and however many tokens are wanted next."""
+    """For any verdict, any state of the branches and any number of tokens."""
     hits = check_every_outcome(sampling, mode, steps, k, Worker(8))
     assert (hits > 0) == (steps != 0), "branches exist once dK was fed"
 
@@ -190,7 +190,7 @@ def test_every_outcome_gets_its_ordinary_proposal(
 def test_chained_branches_give_the_ordinary_proposals(
     sampling: str, mode: AcceptanceMode, skills: ChainSkills, stopped: bool, k: int
 ) -> None:
-    """However many calls there were, and wherever they ended because a command waited."""
+    """For any number of calls, interrupted anywhere."""
     hits = 0
     for steps in (1, 3, None):
         worker = Worker(8, skills=skills)
@@ -216,7 +216,7 @@ def drafts_for(sampling: SamplingParams, verdicts: list[tuple[int, ...]]) -> lis
 def test_a_repeatedly_right_branch_is_ready_before_its_round(
     sampling: SamplingParams, stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was drawn beyond it is pushed at once, and is what a draft without lookahead would propose."""
+    """Tokens beyond it are pushed at once and equal those without lookahead."""
     worker, base = Worker(8, skills=ON_CPU), 3
     worker.runner.stops = lambda cancel: stopped
     teach(worker, sampling)
@@ -416,7 +416,7 @@ def test_a_proposal_is_answered_before_branches_are_prepared() -> None:
 
 @pytest.mark.parametrize("same", [True, False])
 def test_grown_branches_are_sent_after_an_arriving_command(same: bool) -> None:
-    """Of a verdict on this round nobody hears any more; another sequence's round goes first."""
+    """Another sequence's round goes first."""
     worker = Worker(8, skills=ON_CPU)
     worker.open()
     worker.open(name="another")
@@ -455,7 +455,6 @@ def test_a_failing_lookahead_costs_only_its_branches(caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("skills", [None, ON_CPU], ids=["by steps", "chains"])
 def test_lookahead_passes_respect_the_row_budget(skills: ChainSkills | None) -> None:
-    """Once: what was drafted ahead knew no bound but its branches."""
     most, names = 33, [f"s{i}" for i in range(10)]
     worker = Worker(256, 900, 60, len(names), skills, len(names), max_batch_tokens=most)
     rows: list[int] = []
@@ -488,7 +487,7 @@ def failing(error: Exception) -> Any:
 
 @pytest.mark.parametrize("error", FAILURES)
 def test_a_branch_that_cannot_be_adopted_costs_only_itself(error: Exception) -> None:
-    """Once: a copy that failed on its device ended the worker, with all of its sequences."""
+    """As when a copy fails on its device."""
     worker = Worker(8, skills=ON_CPU)
     worker.open()
     first = worker.first_round()
@@ -526,7 +525,7 @@ def test_a_branch_that_cannot_be_adopted_is_drawn_again(error: Exception) -> Non
 
 @pytest.mark.parametrize("ending", ["close", "drop", "reopen", "miss", "memory"])
 def test_an_adopted_branch_is_freed_in_any_case(ending: str) -> None:
-    """What was drawn beyond it is kept for the next round, which may never be looked ahead of."""
+    """Tokens beyond it are kept for the next round, which may never draft ahead."""
     worker = Worker(8, skills=ON_CPU)
     worker.open()
     teach(worker, GREEDY)
@@ -551,7 +550,7 @@ def test_an_adopted_branch_is_freed_in_any_case(ending: str) -> None:
 
 
 def test_all_grown_branches_are_sent_under_steady_commands() -> None:
-    """Also what the last call made, after which there is nothing left to draft."""
+    """Also those of the last call, after which nothing is left to draft."""
     told = []
     for interrupted in (False, True):
         worker = Worker(8, skills=ON_CPU)
@@ -618,7 +617,7 @@ def test_no_branch_reaches_beyond_the_models_length() -> None:
 
 
 def test_an_early_command_ends_a_chain_after_one_step() -> None:
-    """Once: the chain forgot it as it began, and a round waited for all of it."""
+    """A chain must not forget the command as it begins."""
     worker = Worker(8, skills=ON_CPU)
     worker.open()
     worker.first_round()

@@ -69,7 +69,7 @@ def test_a_long_prompt_is_fed_in_chunks() -> None:
 
 
 def test_a_prompt_is_read_in_small_chunks_beside_others() -> None:
-    """A sequence between two rounds runs as well: its next one may arrive during the pass."""
+    """A sequence between rounds counts: its next round may arrive during the pass."""
     runner, clock = ToyRunner(MODEL), ManualClock()
     sequences: HeldSequences[object] = HeldSequences(runner.new_states(), 9, clock, 1.0)
     sequences.open(OpenSequence("long", 1, tuple(i % 9 for i in range(30)), PARAMS))
@@ -133,7 +133,7 @@ def test_one_sequences_failure_in_a_batch_is_its_own() -> None:
 
 
 def test_tensors_of_a_failed_pass_are_freed_before_retrying(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass that failed for want of memory would else fail again: the error knows all that it had."""
+    """After a lack of memory the error would keep them alive."""
     made: list[weakref.ref[torch.Tensor]] = []
     kept: list[bool] = []
 
@@ -155,7 +155,7 @@ def test_tensors_of_a_failed_pass_are_freed_before_retrying(monkeypatch: pytest.
 
 
 def test_a_dead_device_ends_more_than_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its worker is restarted; else it would fail every request there is, and call itself well."""
+    """The worker is restarted; otherwise it would fail every request and report itself healthy."""
 
     def dead() -> None:
         raise RuntimeError("an illegal memory access was encountered")
@@ -303,7 +303,7 @@ def test_only_as_many_as_needed_are_preempted() -> None:
 
 
 def test_a_new_sequence_waits_for_its_whole_feeds_room() -> None:
-    """Let in chunk by chunk, it would compute what it has to give up again."""
+    """Admitted chunk by chunk, it would compute entries that are preempted again."""
     crowd = Crowd(4, a=4, b=0)
     new = crowd.job("b", 13)
     result = crowd.run(new, budget=8)
@@ -338,7 +338,7 @@ def test_spare_blocks_are_freed_before_any_sequence() -> None:
 
 
 def test_the_oldest_always_progresses() -> None:
-    """Whoever asks and however little there is: no livelock."""
+    """With any requests and any memory: no livelock."""
     crowd = Crowd(4, a=1, b=1, c=1)
     left = 14
     for _ in range(left):

@@ -100,7 +100,7 @@ def test_short_feeds_go_before_prefill_chunks() -> None:
 
 
 def test_streams_wait_for_a_limited_part_of_a_prompt() -> None:
-    """Whoever knows of no streams lets a prompt take the whole budget."""
+    """Without streams a prompt may take the whole budget."""
     feeds = [Feed("long", 1500, 1), Feed("other", 300, 1), Feed("a", 5, 5)]
     assert plan_pass(feeds, 512, 64) == [Chunk("a", 5, final=True), Chunk("long", 64, final=False)]
     assert plan_pass(feeds[:2], 512) == [Chunk("long", 512, final=False)]
@@ -112,7 +112,6 @@ def test_streams_wait_for_a_limited_part_of_a_prompt() -> None:
 
 
 def test_no_more_room_is_kept_for_a_prompt_than_it_may_use() -> None:
-    """Once: a quarter of the budget, of which a prompt took 16 rows and the rest stayed empty."""
     feeds = [Feed("long", 1500, 1), *(Feed(f"{i}", 7, 7) for i in range(64))]
     chunks = plan_pass(feeds, 512, 16)
     assert len(chunks) == 65
@@ -139,7 +138,7 @@ def test_the_last_chunk_holds_all_wanted_rows() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_stream_of_short_feeds_starves_a_prefill(seed: int) -> None:
-    """Once: with as many short feeds as the budget in every pass, a prompt was never read."""
+    """With as many short feeds as the budget in every pass."""
     rng, budget = random.Random(seed), 40
     feeds = [Feed("prefill", 200, 1)]
     for n in range(200 * PREFILL_SHARE // budget + 2):

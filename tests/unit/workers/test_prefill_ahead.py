@@ -159,7 +159,7 @@ def test_a_closed_sequence_is_not_read_further(ending: str, passes: int) -> None
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_repeated_opening_changes_nothing(asked: bool) -> None:
-    """What a round and its branches hang on is not fed beside them."""
+    """Entries in use by a round and its branches are not fed again."""
     worker = Worker()
     worker.open()
     worker.it.step()
@@ -224,7 +224,6 @@ def drafting_ahead(**changes: Any) -> Worker:
 
 
 def test_grown_branches_are_sent_before_the_next_prompt() -> None:
-    """Once: what the opening of a sequence interrupted was told when all of its prompt was read."""
     worker = drafting_ahead()
     worker.runner.stops = lambda cancel: bool(cancel.cancel())
     assert worker.it.step() == []

@@ -187,7 +187,7 @@ def test_a_row_of_another_ledger_is_not_used() -> None:
 
 
 def test_a_full_cache_is_no_failure() -> None:
-    """A full cache, all of whose blocks are in use: nobody loses anything for it."""
+    """All blocks are in use, and no sequence loses any."""
     worker = Worker(num_blocks=2)
     worker.runner.cancellable = True
     for name in ("s", "t"):
@@ -253,7 +253,7 @@ def test_a_precomputing_pass_respects_its_budget() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_waiting_row_keeps_no_others_memory(count: int) -> None:
-    """Each waits for as long as its own sequence does."""
+    """Each row waits as long as its own sequence does."""
     worker = waiting()
     join(worker, *map(str, range(1, count)))
     worker.run()

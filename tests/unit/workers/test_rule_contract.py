@@ -142,7 +142,7 @@ def test_a_rule_with_shared_noise_gives_the_targets_choices(mode: AcceptanceMode
 
 @pytest.mark.parametrize("host", [True, False])
 def test_a_mixed_batch_equals_single_rounds_in_one_copy(host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all modes, sampled and greedy, in turn."""
+    """All modes, sampled and greedy, in turn."""
     mixed = [made for made, _ in each_mode()]
     logits = torch.cat([rows for _, rows in each_mode()])
     copies: list[int] = []
@@ -155,7 +155,7 @@ def test_a_mixed_batch_equals_single_rounds_in_one_copy(host: bool, monkeypatch:
 
 
 def test_a_replaced_rule_judges_its_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the short way and on the long one."""
+    """On the short and on the general way."""
     says = AcceptanceRule(lambda items, scores, noise: constant(items, 2))
     monkeypatch.setitem(RULES, AcceptanceMode.COUPLED, says)
     one, logits = item(AcceptanceMode.COUPLED, (1,)), torch.zeros(2, 4)

@@ -124,8 +124,8 @@ def test_an_abandoned_round_may_be_asked_again() -> None:
 
 
 def test_the_round_before_an_abandoned_one_is_answered_again() -> None:
-    """Once: a refusal for want of blocks crossed with the same round asked again. Its answer came, the worker
-    went on by itself and had no blocks for that; then the round was put a third time, and was not known."""
+    """A refusal for lack of blocks crossed with the repeated round. The worker answered, went on by
+    itself, lacked blocks for that, and then got the round a third time."""
     it = session()
     begin(it, 6, 3)
     it.finish("answer")

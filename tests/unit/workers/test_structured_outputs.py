@@ -320,7 +320,7 @@ def test_a_worker_without_a_tokenizer_refuses_by_name() -> None:
 
 
 def test_masks_of_all_sequences_share_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: each of them had it to itself, and all others waited for their sum."""
+    """Otherwise all would wait for the sum."""
     pair = Pair(sampling_of(LANGUAGES["regex"]))
     pair.target._budget = 512  # one pass for all
     clock, fill = pair.target._clock, GrammarState._fill
@@ -355,7 +355,7 @@ def test_masks_of_all_sequences_share_one_time_limit(monkeypatch: pytest.MonkeyP
 
 
 def test_an_exhausted_grammar_ends_only_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a draft goes on without one."""
+    """A draft goes on without the grammar."""
     pair = Pair(sampling_of(LANGUAGES["regex"]))
     params = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, N)
     pair.target.handle(OpenSequence("free", 1, PROMPT, params), 0.0)
@@ -454,7 +454,7 @@ def oracle(language: Language, prefix: tuple[int, ...], temperature: float) -> n
 @pytest.mark.parametrize("kind", ["full q", "truncated q", "point mass"])
 @pytest.mark.parametrize("name", ["regex", "choice", "json"])
 def test_the_output_has_the_masked_distribution(name: str, kind: str) -> None:
-    """All proposals of two tokens, all outcomes of the tests: what comes out has the masked distribution."""
+    """For all proposals of two tokens and all outcomes of the tests."""
     language, temperature = LANGUAGES[name], 1.3
     sampling = sampling_of(language, temperature=temperature)
     p = tables_of(language, TARGET, 3, sampling, chains=True)

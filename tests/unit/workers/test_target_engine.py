@@ -107,7 +107,7 @@ def right(n: int, ledger: tuple[int, ...] = PROMPT) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("accepted", range(5))
 def test_a_round_can_produce_several_tokens(accepted: int) -> None:
-    """One round can produce several tokens: the accepted ones and the next."""
+    """The accepted draft tokens and the next one."""
     worker = Worker()
     worker.open()
     best = right(5)
@@ -258,7 +258,7 @@ def test_a_token_its_distribution_excludes_is_refused() -> None:
 def test_a_sequence_that_cannot_be_sampled_is_refused(
     tokens: tuple[int, ...], sampling: SamplingParams, field: str
 ) -> None:
-    """Once: ids beyond the vocabulary in logit_bias or stop_token_ids ended the engine thread."""
+    """Ids beyond the vocabulary in logit_bias or stop_token_ids."""
     worker = Worker()
     error = failure(worker.open("s", tokens, sampling))
     assert isinstance(error, InvalidArgumentError)
@@ -297,7 +297,7 @@ def test_min_tokens_masks_the_models_ends() -> None:
 def test_a_round_arriving_in_a_device_pass_counts_prompt_rows(
     since: float, rows: int, scored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: a pass passed for over when it was launched, and whoever waited for it was told of no prompts."""
+    """A pass is not over when it is launched."""
     monkeypatch.setattr("paceline.engine.scheduling.planner.SCORED_ROWS", 8)
     worker = Worker()
     prompt = PROMPT * (6 if scored else 3)

@@ -13,7 +13,7 @@ from target_worker.verify import NO_CHOICE, verify_items
 
 
 def test_a_missing_verdict_names_both_possible_reasons() -> None:
-    """Numbers of which the request permits none, and no numbers."""
+    """No permitted token is possible, or logits are NaN."""
     sampling = SamplingParams(temperature=0.0, allowed_token_ids=(1,), seed=1)
     item = VerifyItem(SequenceParams(sampling, AcceptanceMode.COUPLED, 2), (2, 3), Proposal())
     for row in ([0.0, -math.inf, 0.0, 1.0], [math.nan] * 4):

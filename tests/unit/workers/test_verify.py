@@ -82,7 +82,7 @@ def rounds(rng: np.random.Generator) -> list[VerifyItem]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_one_device_read_gives_the_cpus_verdicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of a device, taken on the CPU: also for rows that are no distribution."""
+    """The device's way, on the CPU, also for invalid rows."""
     rng = np.random.default_rng(seed)
     cases = rounds(rng)
     logits = torch.from_numpy(rng.standard_normal((sum(c.rows for c in cases), VOCAB)) * 2).float()
@@ -112,7 +112,7 @@ def test_one_device_read_gives_the_cpus_verdicts(seed: int, monkeypatch: pytest.
 def test_without_a_possible_permitted_token_there_is_no_verdict(
     mode: AcceptanceMode, temperature: float, on_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: the next token was -1, which no frame carries, or one that the request forbids."""
+    """No next token may be -1 or forbidden."""
     rng = np.random.default_rng(0)
     judge_on(monkeypatch, host=on_host)
     logits = torch.from_numpy(rng.standard_normal((2, VOCAB))).float()
@@ -142,8 +142,8 @@ def choosing(rng: np.random.Generator, **sampling: object) -> VerifyItem:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_short_way_gives_the_tensors_verdicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For every share of draft tokens that come true, logits of a wider output, ties, and rows that are no
-    distribution; a request that asks for more takes all of its pass along the other way."""
+    """For all shares of accepted tokens, padded logits, ties and invalid rows; a request that asks for
+    more sends its whole pass the general way."""
     rng = np.random.default_rng(seed)
     cases = [choosing(rng) for _ in range(1 + seed % 5)]
     total = sum(c.rows for c in cases)
@@ -180,7 +180,7 @@ def test_the_short_way_gives_the_tensors_verdicts(seed: int, monkeypatch: pytest
 
 
 def test_the_short_way_rounds_like_the_tensors() -> None:
-    """Of two tokens so close that scores which are products with 1 / temperature would give the other one."""
+    """Two scores so close that multiplying by 1 / temperature would choose the other token."""
     rng, temperature = np.random.default_rng(5), np.float32(0.3)
     noise = gumbel([7], [1], 2)[0].numpy()
 
@@ -207,7 +207,7 @@ def test_the_short_way_rounds_like_the_tensors() -> None:
 
 @pytest.mark.parametrize("asked", [{}, EVERYTHING], ids=["nothing", "everything"])
 def test_the_device_is_read_only_at_the_end(asked: dict[str, Any]) -> None:
-    """On a device whose tensors hold nothing, looking at one is an error."""
+    """Reading a tensor of the meta device is an error."""
     bad_words = ((1, 2), (3,)) if asked else ()
     cases = []
     for made in rounds(np.random.default_rng(3)):

@@ -117,7 +117,7 @@ def test_a_continuation_just_after_the_verdict_is_used() -> None:
 
 
 def test_a_past_rounds_continuation_begins_nothing() -> None:
-    """The coordinator has asked for the next one, and what it was told of the last one comes again."""
+    """The next round was asked for, and a continuation of the last one comes again."""
     best = right(8)
     worker = asked(best[:2])
     worker.run()

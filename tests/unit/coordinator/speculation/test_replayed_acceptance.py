@@ -76,8 +76,7 @@ def test_one_k_predicts_every_k(seen: int) -> None:
 
 
 def test_counting_by_position_mispredicts() -> None:
-    """The error that this is for: 8 draft tokens make 4 look a tenth worse than they are, and 2 make 8 look
-    better."""
+    """With 8 draft tokens K = 4 looks a tenth worse than it is; with 2, K = 8 looks better."""
     text = stretches(60_000, 1)
     off = {}
     for seen in (2, MOST):
