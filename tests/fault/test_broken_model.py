@@ -1,4 +1,4 @@
-"""A model that gives no numbers for one token: that request fails, and no other."""
+"""A model with NaN logits for one token: that request fails, and no other."""
 
 from __future__ import annotations
 

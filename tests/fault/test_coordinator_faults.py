@@ -1,4 +1,4 @@
-"""The coordinator dies: a client of the SDK goes on by itself with the next one, and misses nothing."""
+"""The coordinator dies: a client of the SDK resumes with the next one and misses nothing."""
 
 from __future__ import annotations
 

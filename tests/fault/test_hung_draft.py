@@ -1,4 +1,4 @@
-"""A draft worker that hangs while another one stands beside it: its sequences move there."""
+"""A draft worker hangs beside another one: its sequences move there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structures that take much to compile: each is taken or refused within bounds; nobody else waits for it."""
+"""Structures that take much to compile are accepted or refused within bounds; no other request waits long."""
 
 from __future__ import annotations
 

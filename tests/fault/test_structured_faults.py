@@ -1,4 +1,4 @@
-"""Workers that die under a structured output: the text goes on as if nothing had been."""
+"""Workers die under a structured output: the text is unchanged."""
 
 from __future__ import annotations
 

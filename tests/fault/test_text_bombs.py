@@ -1,4 +1,4 @@
-"""Texts at the bounds of any model: what one of them takes of a coordinator's memory and processor time."""
+"""Texts at the bounds of any model: a coordinator's memory and processor time for one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed, stopped and lying workers: clients see the tokens of the run without faults, each once."""
+"""Killed, stopped and faulty workers: clients get the tokens of a run without faults, each once."""
 
 from __future__ import annotations
 

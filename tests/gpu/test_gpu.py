@@ -1,4 +1,4 @@
-"""Parity and invariance with both models on a CUDA device: the same assertions as on the CPU."""
+"""Parity and invariance with both models on a CUDA device: the assertions of the CPU."""
 
 from __future__ import annotations
 

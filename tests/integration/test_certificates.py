@@ -1,4 +1,4 @@
-"""Certificates of `paceline certificates` on real ports: who is who, and who is let in."""
+"""Certificates of `paceline certificates` on real ports: roles, and which calls are accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The command line against real processes: `paceline serve` on a tiny random pair, and what talks to it."""
+"""The command line against real processes: `paceline serve` on a tiny random pair, and its client
+commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docker-compose.yml without a container engine: its structure, and its own command lines as processes.
+"""docker-compose.yml without a container engine: its structure, and its command lines as processes.
 
 What this cannot show: that the image builds, and that the NVIDIA runtime hands each worker its GPU.
 """

@@ -1,4 +1,4 @@
-"""`--deterministic`: the same bits of every log-probability, whatever K is and whoever shares the pass."""
+"""`--deterministic`: bitwise equal log-probabilities for every K and any other sequences in the pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both faces of a coordinator behind one gate: keys, rates and sizes, on real ports without a model."""
+"""gRPC and HTTP of a coordinator behind one gate: keys, rates and sizes, on real ports without a model."""
 
 from __future__ import annotations
 

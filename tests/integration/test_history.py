@@ -1,4 +1,4 @@
-"""The validator of client histories finds every planted fault, and nothing in a good history."""
+"""The validator of client histories finds every planted fault, and none in a valid history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP face of real processes, with OpenAI's own client."""
+"""HTTP of real processes, with OpenAI's own client."""
 
 from __future__ import annotations
 

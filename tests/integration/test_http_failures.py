@@ -1,4 +1,4 @@
-"""The HTTP face when something is wrong: bad requests, clients that leave, and the end of the process."""
+"""HTTP failures: bad requests, clients that leave, and the end of the process."""
 
 from __future__ import annotations
 

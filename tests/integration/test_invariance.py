@@ -1,4 +1,4 @@
-"""Coupled mode: a seed's tokens do not depend on the draft, K or who else is served (architecture, 4)."""
+"""Coupled mode: a seed's tokens do not depend on the draft, K or other requests (architecture, 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers reached through Unix sockets: the same tokens as through gRPC, and gRPC wherever they are not."""
+"""Workers reached through Unix sockets: the tokens of gRPC, and gRPC where there is no socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long prompt among running streams: it is read in chunks between their rounds."""
+"""A long prompt beside running streams is read in chunks between their rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command on every page: it runs, or it is parsed for a reason that stands here.
+"""Every command on every page runs, or is parsed for a reason given here.
 
 Shell blocks run one by one, each in a folder of its own. `paceline serve` and its parts are started on free
 ports and stopped when their block ends. Commands of a client ask the servers of their block, else one stack

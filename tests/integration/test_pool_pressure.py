@@ -1,4 +1,4 @@
-"""Too few blocks for all: requests wait for each other, all of them finish, and all are right."""
+"""Too few blocks for all requests: they wait for each other, and all finish with the right tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes: what one request computed serves the next one, and changes none of its tokens."""
+"""Real processes: a request uses another one's cached entries, and its tokens are unchanged."""
 
 from __future__ import annotations
 

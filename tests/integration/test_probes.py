@@ -1,4 +1,4 @@
-"""What tools of the gRPC ecosystem ask every process: is it healthy, and what does it serve?"""
+"""Health checks and reflection as tools of the gRPC ecosystem use them, for every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft tokens copied from the text: as many as allowed, told of, and no token changes by them."""
+"""Draft tokens copied from the text: bounded, counted, and without effect on tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may have reported besides its tokens: logprobs, prompt_logprobs, echo, and n completions."""
+"""Reports besides the tokens: logprobs, prompt_logprobs, echo, and n completions."""
 
 from __future__ import annotations
 

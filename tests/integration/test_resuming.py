@@ -1,4 +1,4 @@
-"""Connections that break: the client's tokens and text are those of the run without faults, each once."""
+"""Broken connections: the client gets the tokens and text of a run without faults, each once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each worker rolls its own cache back: entries and blocks after every round are what the ledger says."""
+"""Each worker rolls its cache back: entries and blocks after every round follow the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a server process ends: draining, the end of the draining, and giving up at once."""
+"""The end of a server process: draining, the end of the drain, and giving up at once."""
 
 from __future__ import annotations
 

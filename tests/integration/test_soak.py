@@ -1,4 +1,4 @@
-"""64 streams of all kinds for as long as one likes: every answer is the one it is alone, nothing grows.
+"""64 streams of all kinds for any time: every answer equals the one alone, and no process grows.
 
 Runs for `PACELINE_SOAK_SECONDS` (10 unless set); docs/benchmarks-archive.md has a run of two minutes.
 """

@@ -1,4 +1,4 @@
-"""What a user sees of speculation: coherent text, honest numbers, and nothing of the neighbours."""
+"""Speculation as a user sees it: coherent text, right statistics, and no effect of other requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a generation ends: stop strings, stop tokens, end-of-sequence, lengths."""
+"""The end of a generation: stop strings, stop tokens, end-of-sequence, lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Switches of `serve` that few set: reflection on, the prefix cache and HTTP off, on one stack for all."""
+"""Rarely used switches of `serve`: reflection on, the prefix cache and HTTP off, on one stack for all."""
 
 from __future__ import annotations
 

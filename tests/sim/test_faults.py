@@ -1,4 +1,4 @@
-"""Random faults: whatever happens, clients see what plain decoding would have given them.
+"""Random faults: clients get the tokens of plain decoding.
 
 A failing seed says how to replay it; PACELINE_SIM_SEEDS=0:5000 runs thousands.
 """

@@ -1,4 +1,4 @@
-"""The choice of K in a closed loop, with what it learns and tries as part of the throughput."""
+"""The choice of K in a closed loop; exploration counts in the throughput."""
 
 from __future__ import annotations
 

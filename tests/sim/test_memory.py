@@ -1,4 +1,4 @@
-"""Too little memory for everybody, and prefixes that many have in common: nobody's tokens change.
+"""Too little memory for all, and common prefixes: no sequence's tokens change.
 
 `World` looks into every cache after every step (caches.py).
 """

@@ -1,4 +1,4 @@
-"""The harness is shown to catch what it is for: each bug is planted, and must be seen."""
+"""The simulation catches planted bugs."""
 
 from __future__ import annotations
 

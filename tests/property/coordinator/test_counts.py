@@ -1,4 +1,4 @@
-"""What is counted of a sequence is what was committed of it: any verdict, any end."""
+"""Counts of a sequence are of its committed tokens, for any verdict and any end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes from anywhere become a value, a DecodeError or an InvalidArgumentError; nothing else gets out."""
+"""Any bytes become a value, a DecodeError or an InvalidArgumentError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever one process says, the other one hears: through bytes and back, for every pair of functions."""
+"""Every pair of codec functions round-trips through bytes."""
 
 from __future__ import annotations
 

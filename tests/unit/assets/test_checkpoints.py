@@ -1,4 +1,4 @@
-"""What a model's name stands for, told without a library."""
+"""Names of models are checked without loading a library."""
 
 from __future__ import annotations
 

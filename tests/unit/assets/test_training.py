@@ -1,4 +1,4 @@
-"""What is added to a model changes nothing at first, and learning goes on where it stopped."""
+"""Added weights change nothing at first, and training resumes from its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The floor under a decode step."""
+"""The read bandwidth that bounds a decode step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Medians, pairs and sums."""
+"""Medians, ratios and sums of measured runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked for is measured or refused, by name."""
+"""Settings of a benchmark: used, or refused by field."""
 
 from __future__ import annotations
 

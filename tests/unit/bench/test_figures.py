@@ -1,4 +1,4 @@
-"""Ratios and theory from cells whose numbers are known."""
+"""Ratios and theory from cells with known numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run asks, of whom and with which seeds. Nobody answers."""
+"""Requests and seeds of a benchmark's runs, without answers."""
 
 from __future__ import annotations
 

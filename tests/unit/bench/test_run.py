@@ -1,4 +1,4 @@
-"""What a run finds out before it measures anything. Nothing is started."""
+"""Checks of a benchmark before it measures or starts anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the services under measurement are run. None is started."""
+"""Configurations of the measured services; none is started."""
 
 from __future__ import annotations
 

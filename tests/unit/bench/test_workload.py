@@ -1,4 +1,4 @@
-"""Closed loops: who asks for what, and until when it counts."""
+"""Closed loops: requests of each client, and the measured window."""
 
 from __future__ import annotations
 

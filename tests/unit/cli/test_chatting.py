@@ -1,4 +1,4 @@
-"""`paceline chat`: what is remembered of a conversation, and how replies and the command end."""
+"""`paceline chat`: the remembered conversation, and the ends of replies and of the command."""
 
 from __future__ import annotations
 

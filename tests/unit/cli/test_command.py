@@ -1,4 +1,4 @@
-"""Errors name what was typed, variables that set nothing are told of, and `--help` is in groups."""
+"""Errors name options or variables, unknown variables are warned of, and `--help` has groups."""
 
 from __future__ import annotations
 

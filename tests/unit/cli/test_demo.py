@@ -1,4 +1,4 @@
-"""What the demonstration shows: colours by origin, whole characters, and an account that adds up."""
+"""The demonstration: colours by origin, whole characters, and times that add up."""
 
 from __future__ import annotations
 

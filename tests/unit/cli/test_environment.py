@@ -1,4 +1,4 @@
-"""What a process must have set before gRPC is loaded."""
+"""Variables that must be set before gRPC is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user sees of an error: one line, and an exit code."""
+"""Errors of commands: one line, and an exit code."""
 
 from __future__ import annotations
 

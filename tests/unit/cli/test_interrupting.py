@@ -1,4 +1,4 @@
-"""Ctrl-C while a command is loaded ends it without a word: it has done nothing yet."""
+"""Ctrl-C while a command is loading ends it silently."""
 
 from __future__ import annotations
 

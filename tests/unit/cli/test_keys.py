@@ -1,4 +1,4 @@
-"""What `paceline keys` takes from where."""
+"""`paceline keys`: limits, locking and the key file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options and dataclasses say the same: what one writes the other reads."""
+"""Options and dataclasses correspond in both directions."""
 
 from __future__ import annotations
 

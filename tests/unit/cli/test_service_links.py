@@ -1,4 +1,4 @@
-"""What Kubernetes tells pods of Services that bear the names of our options."""
+"""Variables that Kubernetes sets for Services with names of our options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `paceline serve` is asked for as a whole, before any of it is refused; and how a process leaves."""
+"""`paceline serve`: shared options, log lines, announcement and the end of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another package or folder that is named as one of ours, and comes first."""
+"""A foreign package or folder with the name of one of ours comes first on the path."""
 
 from __future__ import annotations
 

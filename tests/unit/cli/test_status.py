@@ -1,4 +1,4 @@
-"""The table of `paceline status` shows what the server said, whatever is in it."""
+"""The table of `paceline status` shows what the server reported, verbatim."""
 
 from __future__ import annotations
 

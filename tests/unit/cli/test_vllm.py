@@ -1,4 +1,4 @@
-"""What users of `vllm serve` type at `paceline serve`."""
+"""Options of `vllm serve` given to `paceline serve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is dropped is cancelled before anything of the same name begins."""
+"""A dropped request is cancelled before another one with its id begins."""
 
 from __future__ import annotations
 

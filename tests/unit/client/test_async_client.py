@@ -1,4 +1,4 @@
-"""What only the asyncio client can get wrong: tasks, loops and their cancellation."""
+"""Tasks, event loops and cancellation with the asyncio client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that send bytes which are no message: an error of our own tree, of both clients the same."""
+"""Servers that send invalid messages: both clients raise InternalError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the clients reach a server."""
+"""Channel options and settings of the clients."""
 
 from __future__ import annotations
 

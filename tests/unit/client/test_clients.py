@@ -1,4 +1,4 @@
-"""What both clients do against a server, said once."""
+"""Both clients against a scripted server."""
 
 from __future__ import annotations
 

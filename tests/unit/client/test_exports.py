@@ -1,4 +1,4 @@
-"""The names users import are a promise."""
+"""The public names of the package."""
 
 from __future__ import annotations
 

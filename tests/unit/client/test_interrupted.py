@@ -1,4 +1,4 @@
-"""A synchronous stream that is read on after a signal handler raised while somebody waited for a chunk."""
+"""A synchronous stream is read on after a signal handler raised during a wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses as they are written, and what is said where no server answers: against real sockets."""
+"""Addresses and connection errors, against real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream that breaks goes on by itself: gapless, once, for a bounded time."""
+"""A broken stream resumes by itself: without gaps or repeats, for a bounded time."""
 
 from __future__ import annotations
 

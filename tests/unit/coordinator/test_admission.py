@@ -1,4 +1,4 @@
-"""Who has a place, who waits for one, and who waits for blocks before anybody else is let in."""
+"""Admission: running, waiting, and waiting for blocks before others are admitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may enter, how often, and with how much at a time."""
+"""The gate: keys, rates and sequences at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that send bytes which are no message. Links are real ones, and so is gRPC."""
+"""Workers that send invalid messages, over real links and gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose cached prefixes a request may use."""
+"""Salts that separate tenants' cached prefixes."""
 
 from __future__ import annotations
 

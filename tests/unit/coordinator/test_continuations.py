@@ -1,4 +1,4 @@
-"""Continuations in the round machine: used when the verdict is the one they foresee, else of no effect."""
+"""Continuations in the round machine: used when the verdict is the foreseen one, otherwise without effect."""
 
 from __future__ import annotations
 

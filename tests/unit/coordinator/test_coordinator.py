@@ -1,4 +1,4 @@
-"""What a coordinator knows of its targets, and that it does not outlive its own work."""
+"""What a coordinator knows of its targets, and its end when its own tasks die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every directory of workers must keep to; a new one is put through it by a line in DIRECTORIES_OF."""
+"""The contract of worker directories; a line in DIRECTORIES_OF adds one."""
 
 from __future__ import annotations
 

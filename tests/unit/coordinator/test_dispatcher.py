@@ -1,4 +1,4 @@
-"""Who gets which worker, who waits for what, and what is told to whom. Links are fakes."""
+"""The dispatcher: assignment of workers, waits, losses and emitted parts. Links are fakes."""
 
 from __future__ import annotations
 

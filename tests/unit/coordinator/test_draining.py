@@ -1,4 +1,4 @@
-"""The end of a coordinator: what runs may end by itself for a while, then it is told."""
+"""The end of a coordinator: requests may finish during the drain, then they are ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a fleet follows its directories: when a link begins and when it ends. Links are fakes."""
+"""A fleet follows its directories: begin and end of links. Links are fakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many clients the HTTP port takes at a time."""
+"""The bound on connections of the HTTP port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences of workers that enter and leave while they run. Links are fakes."""
+"""Workers enter and leave while sequences run. Links are fakes."""
 
 from __future__ import annotations
 

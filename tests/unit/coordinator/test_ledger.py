@@ -1,4 +1,4 @@
-"""Where a sequence ends, and that everything is clipped there before it is committed."""
+"""The end of a sequence: verdicts are clipped there before the commit."""
 
 from __future__ import annotations
 

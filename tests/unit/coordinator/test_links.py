@@ -1,4 +1,4 @@
-"""What leaves a link when. Connecting and losing workers is tested with processes."""
+"""Sending and connection states of a link. Losing workers is tested with processes."""
 
 from __future__ import annotations
 

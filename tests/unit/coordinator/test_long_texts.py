@@ -1,4 +1,4 @@
-"""Long texts: refused before they are tokenised, and one large one in work at a time."""
+"""Long texts: bounded before tokenization, one large text at a time."""
 
 from __future__ import annotations
 

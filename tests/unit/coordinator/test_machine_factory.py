@@ -1,4 +1,4 @@
-"""Who may copy from the text: what the request says, else the server, where no seed's tokens hang on it."""
+"""When prompt lookup is used: by the request, else by the server where a seed keeps its tokens."""
 
 from __future__ import annotations
 

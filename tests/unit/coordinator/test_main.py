@@ -1,4 +1,4 @@
-"""What a coordinator's process says of itself at its start."""
+"""Log lines at the start of a coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several streams read as one."""
+"""Several streams merged into one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matches in the text against brute force, and what is copied."""
+"""Matches in the text against brute force, and the copied tokens."""
 
 from __future__ import annotations
 

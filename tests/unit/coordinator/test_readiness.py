@@ -1,4 +1,4 @@
-"""When a coordinator says that it is ready, and what health checks are told before and after."""
+"""The coordinator's announcement, and its health before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft whose proposals the target refuses: rounds go on without it, and fewer and fewer ask it."""
+"""A draft whose proposals the target refuses pauses ever longer; rounds go on without it."""
 
 from __future__ import annotations
 

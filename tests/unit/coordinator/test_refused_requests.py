@@ -1,4 +1,4 @@
-"""What a request that is refused costs its key, and how its sequences are counted."""
+"""Charges of refused requests, and counts of their sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client that comes back is told: with what it has, exactly what was emitted."""
+"""Replay for a returning client: exactly the parts that it misses."""
 
 from __future__ import annotations
 

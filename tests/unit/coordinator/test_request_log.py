@@ -1,4 +1,4 @@
-"""Who is told of what, and that telling harms nobody."""
+"""Observers of requests and rounds: order, content, and failing observers."""
 
 from __future__ import annotations
 

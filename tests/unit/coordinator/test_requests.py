@@ -1,4 +1,4 @@
-"""Who reads which request, which are held for whom, and for how long."""
+"""The registry of requests: readers, held requests, and for how long."""
 
 from __future__ import annotations
 

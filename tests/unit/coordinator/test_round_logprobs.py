@@ -1,4 +1,4 @@
-"""Log-probabilities in the round machine: they belong to a round, fit it, and travel with its commit."""
+"""Log-probabilities in the round machine: checked against the round, committed with the tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The round machine asks its policy once a round, and tells it what came of it."""
+"""The round machine asks its policy once a round and reports the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain rounds that a target begins by itself: told of while the round before lasts, and never twice."""
+"""Plain rounds and copies that a target begins by itself."""
 
 from __future__ import annotations
 

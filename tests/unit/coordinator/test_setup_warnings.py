@@ -1,4 +1,4 @@
-"""What is set up so that less is drafted than could be is said."""
+"""Warnings of a setup that drafts less than it could."""
 
 from __future__ import annotations
 

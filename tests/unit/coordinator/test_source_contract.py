@@ -1,4 +1,4 @@
-"""What every context source must keep to; a new one is put through it by its line in the registry."""
+"""The contract of context sources; every registered one is tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator's check of structured_outputs: in a process of its own, for whoever calls."""
+"""The coordinator's check of structured_outputs in a separate process."""
 
 from __future__ import annotations
 

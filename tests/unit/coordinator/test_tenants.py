@@ -1,4 +1,4 @@
-"""What is counted by tenant, and where a tenant's name is told."""
+"""Counts by tenant, and tenants' names in metrics and spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line of throughput: what it says, and when there is none."""
+"""The throughput log line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of requests and rounds: every parent that a worker names is sent, and begins before its children."""
+"""Spans of requests and rounds: every parent is sent, and begins before its children."""
 
 from __future__ import annotations
 

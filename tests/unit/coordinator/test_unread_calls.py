@@ -1,4 +1,4 @@
-"""A gRPC call whose client does not read: it ends, and the client learns it when it reads."""
+"""A gRPC call whose client does not read ends, and the client gets the status when it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tokens of a verdict came about."""
+"""Origins of a verdict's tokens."""
 
 from __future__ import annotations
 

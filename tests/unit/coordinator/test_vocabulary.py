@@ -1,4 +1,4 @@
-"""Bad words as tokens, the text of one token, and what cannot be loaded."""
+"""Bad words as tokens, the text of one token, and unloadable tokenizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wait for a target that its client's leaving ends, also in the turn in which the target is found."""
+"""Waiting for a target, cancelled by the client's leaving or the timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For how many cores there is time, by files as the kernel writes them."""
+"""The quota of processor time, from files as the kernel writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which CUDA devices cannot be there."""
+"""CUDA devices that cannot exist are refused."""
 
 from __future__ import annotations
 

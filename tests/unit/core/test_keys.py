@@ -1,4 +1,4 @@
-"""API keys: what a file may hold, and whose a token is."""
+"""API keys: valid files, and the owner of a key."""
 
 from __future__ import annotations
 

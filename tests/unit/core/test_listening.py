@@ -1,4 +1,4 @@
-"""Ports and hosts are asked of the system before anything is loaded."""
+"""Ports and hosts are checked before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The secret that workers demand of their coordinators."""
+"""The secret shared by workers and coordinators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that options name are read up to a bound."""
+"""Files named by options are read up to a bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A value that exists is a value that can be honoured."""
+"""Parameter classes validate on construction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lists of bad words are kept laid out for comparison, and in how much memory."""
+"""Shared tables of bad words, and their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coupled choices are the argmax of score + noise, however little of the noise is made."""
+"""Coupled choices are the argmax of score + noise, though little noise is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What numba keeps on disk is used for as long as none of the sources it was compiled of changes."""
+"""Compiled code on disk is used until one of its sources changes."""
 
 from __future__ import annotations
 

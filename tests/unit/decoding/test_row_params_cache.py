@@ -1,4 +1,4 @@
-"""Laying a batch out again gives what it gave before, and never another batch's layout."""
+"""Cached layouts of batches equal fresh ones."""
 
 from __future__ import annotations
 

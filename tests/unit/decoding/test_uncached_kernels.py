@@ -1,4 +1,4 @@
-"""Where no folder can be written, or a file cannot be used, compiled functions are called all the same."""
+"""Compiled functions work without a usable cache folder or file."""
 
 from __future__ import annotations
 

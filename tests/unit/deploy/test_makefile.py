@@ -1,4 +1,4 @@
-"""The Makefile's environment, with programs in Python's place: made once, and completed if it lacks pip."""
+"""The Makefile's environment, with programs in Python's place: made once, completed if it lacks pip."""
 
 from __future__ import annotations
 

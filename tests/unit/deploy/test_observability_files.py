@@ -1,4 +1,4 @@
-"""The dashboard, the scrape configuration and the page speak of the metrics there are."""
+"""Dashboard, scrape configuration and page against the exported metrics."""
 
 from __future__ import annotations
 

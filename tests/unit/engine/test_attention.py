@@ -1,4 +1,4 @@
-"""What the attention's kernels are given, by device."""
+"""Inputs of the attention kernels, by device."""
 
 from __future__ import annotations
 

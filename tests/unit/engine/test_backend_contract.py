@@ -1,4 +1,4 @@
-"""What every backend must do, and wrong ones that are noticed."""
+"""The contract of backends, and wrong ones that break it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says of the model that it built."""
+"""Building a model for a worker: log lines, lengths, devices and errors."""
 
 from __future__ import annotations
 

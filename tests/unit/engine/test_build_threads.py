@@ -1,4 +1,4 @@
-"""How many threads a model computes with."""
+"""The number of threads of a model."""
 
 from __future__ import annotations
 

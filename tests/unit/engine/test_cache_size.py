@@ -1,4 +1,4 @@
-"""How much memory a cache takes, and what is said where it does not fit. The GPU is a pretended one."""
+"""The cache's memory, and errors where it does not fit. The GPU is simulated."""
 
 from __future__ import annotations
 

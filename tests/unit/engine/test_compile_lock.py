@@ -1,4 +1,4 @@
-"""One process of several compiles what none of them has on disk."""
+"""Of several processes one compiles what is not on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled pass gives the logits of transformers' modules, the same bits in whatever company."""
+"""The compiled pass gives transformers' logits, and the same bits in any batch."""
 
 from __future__ import annotations
 

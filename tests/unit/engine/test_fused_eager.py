@@ -1,4 +1,4 @@
-"""The fused forward pass gives the logits of transformers' modules, and knows when it cannot."""
+"""The fused pass gives transformers' logits, and covers only models it supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of few rows: joined and packed they give what the modules give."""
+"""Products of few rows: joined and packed they equal the modules'."""
 
 from __future__ import annotations
 

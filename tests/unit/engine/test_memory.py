@@ -1,4 +1,4 @@
-"""How much memory there is to take, by files as the kernel writes them."""
+"""Available memory, from files as the kernel writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where recordings are made and what they leave behind: streams, memory, and whose recorder they are of."""
+"""Recordings: their streams, memory and recorders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scaled model computes what the small one does."""
+"""A scaled model computes the small one's logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the comparison at start sees, and what it lets pass."""
+"""The self-check at start: faults it finds, and rounding it accepts."""
 
 from __future__ import annotations
 

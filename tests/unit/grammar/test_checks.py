@@ -1,4 +1,4 @@
-"""Checks of many tenants' structures: one at a time, by turns, joined, given up, remembered by tenant."""
+"""Checks of tenants' structures: in turns, joined, abandoned, remembered by tenant."""
 
 from __future__ import annotations
 

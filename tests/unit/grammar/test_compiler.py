@@ -1,4 +1,4 @@
-"""What can be compiled, what is refused by name, and that either costs a bounded time."""
+"""Structures are compiled or refused by name, in bounded time."""
 
 from __future__ import annotations
 

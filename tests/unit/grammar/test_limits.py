@@ -1,4 +1,4 @@
-"""The library's limits are those of one text, though all texts with a structure share what counts them."""
+"""Limits apply to one text, though texts with the same structure share counters."""
 
 from __future__ import annotations
 

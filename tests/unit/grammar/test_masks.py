@@ -1,4 +1,4 @@
-"""Masks against the slow obvious answer: which texts of a finite language begin with what is there."""
+"""Masks against enumeration of finite languages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that compiles structures: its limits, how it is given up, how it ends."""
+"""The process that compiles structures: limits, abandoned checks, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose structure is next, and what is remembered."""
+"""Turns of tenants, and remembered results."""
 
 from __future__ import annotations
 

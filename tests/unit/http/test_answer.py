@@ -1,4 +1,4 @@
-"""Answers, whole and streamed, and what becomes of one whose client leaves or whose request fails."""
+"""Answers, whole and streamed; clients that leave and requests that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that are small enough, and would still take long to parse."""
+"""Small bodies that would take long to parse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP calls are counted by route and status, and workers are asked seldom."""
+"""HTTP calls are counted by route and status, and workers are queried rarely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation is rendered as transformers renders it; what a template would ignore is refused."""
+"""Conversations render like transformers; what a template would ignore is refused."""
 
 from __future__ import annotations
 

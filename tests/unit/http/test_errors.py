@@ -1,4 +1,4 @@
-"""Every error has a status and OpenAI's shape, and nothing leaks."""
+"""Every error has a status and OpenAI's shape, and reveals nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Before the first target is there a request waits for it, unless its client leaves."""
+"""A request waits for the first target unless its client leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be asked about the server, and text to tokens and back."""
+"""Models, health, version, metrics, the OpenAPI document, and tokenization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every parameter of OpenAI's and vLLM's is honoured, or refused by its name with a sentence."""
+"""Every parameter of OpenAI and vLLM is honoured, or refused by name with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A parameter is honoured or refused with its name; `null` stands for the default."""
+"""Parameters are honoured or refused by name; `null` is the default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads that a proxy and this server might read differently are refused, and their connection is closed."""
+"""Heads that a proxy might read differently are refused and their connection closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`x-request-id` of a client: in the answer, in the log, or refused."""
+"""A client's `x-request-id`: in the answer and the log, or refused."""
 
 from __future__ import annotations
 

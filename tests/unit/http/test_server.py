@@ -1,4 +1,4 @@
-"""The port: its bounds on what a client may send, and how it ends."""
+"""The HTTP port: bounds on what a client may send, and its end."""
 
 from __future__ import annotations
 

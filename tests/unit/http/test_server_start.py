@@ -1,4 +1,4 @@
-"""A port that cannot be served says so; it does not wait for ever."""
+"""A port that cannot be served is an error, not a hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose connection is dropped: who takes nothing of what is left, however slow the others are."""
+"""Connections are dropped when their peer takes nothing, not when it is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`response_format` and `structured_outputs`: they reach the core, or are refused by their own names."""
+"""`response_format` and `structured_outputs` reach the core, or are refused by their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of tokens, as the library that keeps answers to grammars knows them, and texts that many have."""
+"""The bytes of tokens, against llguidance, and texts shared by several tokens."""
 
 from __future__ import annotations
 

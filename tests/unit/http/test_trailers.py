@@ -1,4 +1,4 @@
-"""What is neither head nor body of a request has a bound too: trailers, and the lines between chunks."""
+"""Trailers and lines between chunks are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that clients of vLLM's and TGI's send: what becomes of them, and of the answers."""
+"""Parameters of vLLM's and TGI's clients, and the answers to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BlockPool: who holds which block."""
+"""BlockPool: holders of blocks."""
 
 from __future__ import annotations
 

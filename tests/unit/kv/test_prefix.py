@@ -1,4 +1,4 @@
-"""The prefix index: which entries a sequence finds, and which it leaves."""
+"""The prefix index: entries that a sequence finds and leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What load is refused, and with which name."""
+"""Settings of a load test that are refused, by field."""
 
 from __future__ import annotations
 

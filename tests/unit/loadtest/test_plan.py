@@ -1,4 +1,4 @@
-"""What is sent when: known before anything is sent."""
+"""The plan of a load: requests and their times, before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of prompts: what is taken, and which line is refused."""
+"""Prompt files: accepted lines, and refused ones by number."""
 
 from __future__ import annotations
 

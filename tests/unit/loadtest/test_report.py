@@ -1,4 +1,4 @@
-"""A whole test as JSON and as text."""
+"""The report of a load test as JSON and as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole test against a client that notes what it is asked: what is warmed up, sent, asked again, cut."""
+"""A whole load test against a recording client: warm-up, load, verification, stopping."""
 
 from __future__ import annotations
 

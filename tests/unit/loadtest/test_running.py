@@ -1,4 +1,4 @@
-"""Loops of a load against a client that does what the test tells it: who is sent when, and what is noted."""
+"""Loops of a load against a scripted client: times of sending, and recorded outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of a load, worked out by hand or by an obvious slower way."""
+"""Figures of a load, computed by hand or in an obvious slower way."""
 
 from __future__ import annotations
 

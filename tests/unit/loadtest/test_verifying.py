@@ -1,4 +1,4 @@
-"""Which answers are asked for again, and what is told of those that differ."""
+"""Verification of answers: the chosen ones, and reported differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may call what, and TLS settings that cannot be used."""
+"""Roles and methods, and invalid TLS settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When certificates end: what is read of them, and what is warned of."""
+"""Ends of certificates, and warnings before them."""
 
 from __future__ import annotations
 

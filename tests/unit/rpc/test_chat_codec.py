@@ -1,4 +1,4 @@
-"""Conversations across the wire."""
+"""The codec of conversations."""
 
 from __future__ import annotations
 

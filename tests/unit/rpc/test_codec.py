@@ -1,4 +1,4 @@
-"""The wire's one validator: what it refuses, and that it says which field."""
+"""The codec validates every message and names the field."""
 
 from __future__ import annotations
 

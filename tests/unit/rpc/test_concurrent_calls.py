@@ -1,4 +1,4 @@
-"""How many calls one gRPC connection carries at a time."""
+"""The bound on concurrent calls of a gRPC connection."""
 
 from __future__ import annotations
 

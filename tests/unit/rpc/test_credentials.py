@@ -1,4 +1,4 @@
-"""Channels: what each of them has, whoever opens it."""
+"""Options of channels, whoever opens them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a handler ends that raised something."""
+"""The end of a handler that raised."""
 
 from __future__ import annotations
 

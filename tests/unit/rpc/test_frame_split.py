@@ -1,4 +1,4 @@
-"""Commands and events in as many messages as they need, in their order."""
+"""Commands and events are split into messages in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health checks: what is told of whom, and that who is told nothing of it holds nobody up."""
+"""Health checks: statuses, and watchers that do not read."""
 
 from __future__ import annotations
 

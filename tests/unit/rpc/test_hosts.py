@@ -1,4 +1,4 @@
-"""A host that is an IPv6 address, with brackets and without: clients are told one that they can use."""
+"""IPv6 hosts with and without brackets: announced addresses are usable."""
 
 from __future__ import annotations
 

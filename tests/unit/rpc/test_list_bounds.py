@@ -1,4 +1,4 @@
-"""Lists that are too long are refused by their number, whatever they hold.
+"""Too long lists are refused by their length, whatever they hold.
 
 All lists of all requests are found by the descriptors of the services, so that a new one is tested too.
 """

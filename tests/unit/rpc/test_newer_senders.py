@@ -1,4 +1,4 @@
-"""Frames of a sender that knows more than this version: what it asks for in addition is refused by name."""
+"""Frames of a newer sender: unknown fields are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The port for clients: how many connections it has, and how long."""
+"""The client port: number and age of connections."""
 
 from __future__ import annotations
 

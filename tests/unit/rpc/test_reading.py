@@ -1,4 +1,4 @@
-"""Messages that do not end: who sends them is told, and nobody else waits for them."""
+"""Unfinished messages: their senders get an error, and no other call waits."""
 
 from __future__ import annotations
 

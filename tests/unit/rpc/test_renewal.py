@@ -1,4 +1,4 @@
-"""Certificates that change while a port serves: new connections get the new ones."""
+"""Certificates that change while a port serves: new connections use the new ones."""
 
 from __future__ import annotations
 

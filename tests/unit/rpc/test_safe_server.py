@@ -1,4 +1,4 @@
-"""The loop that takes calls: no name of a method ends it, and a process whose loop has ended ends too."""
+"""gRPC's accept loop: no method name ends it, and a process whose loop ended exits."""
 
 from __future__ import annotations
 

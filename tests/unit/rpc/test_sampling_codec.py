@@ -1,4 +1,4 @@
-"""What may be asked of sampling, and reported of it, as far as the wire and the vocabulary decide."""
+"""Sampling parameters and reports, checked against the wire and the vocabulary."""
 
 from __future__ import annotations
 

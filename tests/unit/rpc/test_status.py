@@ -1,4 +1,4 @@
-"""Errors over the wire: every class arrives as itself, and nothing that was not meant for the client does."""
+"""Errors over the wire: every class arrives as itself, and internal details are withheld."""
 
 from __future__ import annotations
 

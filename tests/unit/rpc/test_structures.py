@@ -1,4 +1,4 @@
-"""The guard of a worker's engine: what is examined, what is held back, and what goes on meanwhile."""
+"""Structure checks before a worker's engine: held commands, refusals, and other sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames over a Unix socket: whole, in order, from any thread; and who is talked to."""
+"""Frames over a Unix socket: whole, in order, from any thread; and its peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's process without a model: how it ends when its engine thread has died, or never will."""
+"""A worker process without a model: its end with a dead or stuck engine thread."""
 
 from __future__ import annotations
 

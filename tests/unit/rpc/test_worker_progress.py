@@ -1,4 +1,4 @@
-"""Whether a worker is ready follows from whether its engine thread moves."""
+"""A worker's readiness follows its engine thread's progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that demand a secret: every method but health, and what a coordinator's link shows."""
+"""Workers with a secret: every method but health requires it, and a coordinator's link sends it."""
 
 from __future__ import annotations
 

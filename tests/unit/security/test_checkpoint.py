@@ -1,4 +1,4 @@
-"""Weights come from safetensors files of the checkpoint, whatever its index and its configuration name."""
+"""Weights come from the checkpoint's safetensors files only, whatever index and configuration name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the source must not do, and what the files in `deploy/` must not hand out."""
+"""Forbidden calls in the source, and keys in the files of `deploy/`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No two modules of the product define a class of the same name: a name says what a thing is."""
+"""No two modules of the product define a class of the same name."""
 
 from __future__ import annotations
 

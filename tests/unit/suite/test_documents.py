@@ -1,4 +1,4 @@
-"""Links between the documents lead somewhere: to a file that is there, and to a heading that is in it."""
+"""Links between the documents lead to existing files and headings."""
 
 from __future__ import annotations
 

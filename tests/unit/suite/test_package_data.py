@@ -1,4 +1,4 @@
-"""What is in the packages besides Python is in the wheel."""
+"""Files besides Python in the packages are in the wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages that docs/troubleshooting.md quotes are those of the code."""
+"""Messages quoted in docs/troubleshooting.md are those of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tests are dealt to processes: whatever shares a stack runs in one of them."""
+"""Tests that share a stack are scheduled to one process."""
 
 from __future__ import annotations
 

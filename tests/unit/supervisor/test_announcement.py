@@ -1,4 +1,4 @@
-"""How a child's end is told."""
+"""Descriptions of a child's exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever ends a child, or keeps it from being looked after, it has a successor. No processes."""
+"""A child is restarted however it ended. No processes are started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stack takes of a machine that it may use for a part of the time."""
+"""Threads and lookahead of a stack within a quota of processor time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Temporary folders: gone with their process, or when the next one is made."""
+"""Temporary folders are removed with their process, or when the next one is made."""
 
 from __future__ import annotations
 

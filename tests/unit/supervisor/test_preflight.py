@@ -1,4 +1,4 @@
-"""What is wrong with an option is told before anything is started, by the option's name."""
+"""Bad options are reported by name before anything is started."""
 
 from __future__ import annotations
 

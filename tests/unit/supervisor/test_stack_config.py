@@ -1,4 +1,4 @@
-"""Every setting of a process can be asked of a stack, reaches that process, and is not overridden there."""
+"""Every setting of a process can be set on a stack, reaches it, and is not overridden there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All processes of a stack have the same environment and working folder, whatever becomes of ours."""
+"""All processes of a stack keep the environment and folder of its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One time bounds the whole start of a stack: the workers' and the coordinator's. Another bounds its stop."""
+"""One timeout for the whole start of a stack, another for its stop."""
 
 from __future__ import annotations
 

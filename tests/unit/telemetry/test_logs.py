@@ -1,4 +1,4 @@
-"""Log lines: what they say, and what they never say."""
+"""Log lines: their fields, and what they withhold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When spans begin and end, by a wall clock that does not go evenly."""
+"""Begin and end of spans with an uneven wall clock."""
 
 from __future__ import annotations
 

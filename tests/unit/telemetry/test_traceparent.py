@@ -1,4 +1,4 @@
-"""Trace contexts, against OpenTelemetry's own reader of them."""
+"""Trace contexts, against OpenTelemetry's own parser."""
 
 from __future__ import annotations
 

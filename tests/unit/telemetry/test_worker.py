@@ -1,4 +1,4 @@
-"""What a worker tells of its passes and answers."""
+"""Metrics and spans of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that breaks on one token: what it computed beside that token serves nobody afterwards."""
+"""A model that breaks on one token: entries computed beside it are not used afterwards."""
 
 from __future__ import annotations
 

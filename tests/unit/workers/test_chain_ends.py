@@ -1,4 +1,4 @@
-"""Draft tokens behind which the model gives no distribution: as frequent as in plain decoding."""
+"""Draft tokens after which the model gives no distribution are as frequent as in plain decoding."""
 
 from __future__ import annotations
 

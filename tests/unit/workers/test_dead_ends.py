@@ -1,4 +1,4 @@
-"""Draft tokens behind which a grammar gives up: as frequent as in plain decoding, and they fail as there."""
+"""Draft tokens that lead a grammar to a dead end are as frequent as in plain decoding, and fail alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The draft worker without sockets: what a round leaves in its cache, and what ends one sequence alone."""
+"""The draft worker without sockets: a round's cache, and failures of one sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every drafter promises: each one of the registry is put through, and planted wrong ones fail."""
+"""The contract of drafters: every registered one keeps it, and planted wrong ones break it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of commands and events: a round trip, and one bad command fails its sequence alone."""
+"""Frames of commands and events round-trip, and a bad command fails only its sequence."""
 
 from __future__ import annotations
 

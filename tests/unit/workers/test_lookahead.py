@@ -1,4 +1,4 @@
-"""Drafting ahead: a foreseen verdict changes when a proposal comes, never which."""
+"""Drafting ahead changes when a proposal comes, never its tokens."""
 
 from __future__ import annotations
 

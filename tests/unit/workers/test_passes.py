@@ -1,4 +1,4 @@
-"""One pass over what is ready, and whose failure is whose."""
+"""One pass over the ready jobs, and failures of single sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts that are read before anybody asks."""
+"""Prompts that are read before their round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target computes while nobody asks for it: the same verdicts, from fewer rows or none."""
+"""Rows that a target computes between rounds: the same verdicts, from fewer rows or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of an acceptance rule, which every registered one holds, and wrong rules that it catches."""
+"""The contract of acceptance rules: every registered one keeps it, and wrong ones break it."""
 
 from __future__ import annotations
 

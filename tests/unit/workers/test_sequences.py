@@ -1,4 +1,4 @@
-"""Leases, epochs and capacity of what a worker holds."""
+"""Leases, epochs and capacity of held sequences."""
 
 from __future__ import annotations
 

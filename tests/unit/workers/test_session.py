@@ -1,4 +1,4 @@
-"""Which rounds a worker takes up, and what of its cache it keeps."""
+"""Which rounds a worker accepts, and which cached entries it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structured outputs in both workers: plain decoding under the mask comes out, whatever is proposed."""
+"""Structured outputs in both workers: plain decoding under the mask, whatever is proposed."""
 
 from __future__ import annotations
 

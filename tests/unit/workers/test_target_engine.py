@@ -1,4 +1,4 @@
-"""The target worker without sockets: what one round does, and what ends one sequence alone."""
+"""The target worker without sockets: results of a round, and failures of one sequence."""
 
 from __future__ import annotations
 

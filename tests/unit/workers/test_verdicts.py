@@ -1,4 +1,4 @@
-"""What is said of a round without a verdict."""
+"""The error of a round without a verdict."""
 
 from __future__ import annotations
 

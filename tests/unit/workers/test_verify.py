@@ -1,4 +1,4 @@
-"""Both ways to judge by a ratio, by sparse numbers on a CPU and in tensors, say the same."""
+"""Ratio tests with sparse numbers on a CPU and with tensors agree."""
 
 from __future__ import annotations
 

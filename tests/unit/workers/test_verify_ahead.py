@@ -1,4 +1,4 @@
-"""A target worker that knows what comes next begins it without being asked."""
+"""A target worker that knows the next round begins it without a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dealt out tokens against decoding the same text with every K."""
+"""Replayed acceptance against decoding the same text with every K."""
 
 from __future__ import annotations
 
