@@ -210,7 +210,7 @@ def test_bad_requests_are_refused_by_field(stack: RunningStack, name: str) -> No
         ("echo", "x", {"echo": "yes"}, None),
     ],
 )
-def test_the_sdk_names_the_field(
+def test_the_sdk_names_the_refused_field(
     stack: RunningStack, field: str, prompt: Any, sampling: Any, speculation: Any
 ) -> None:
     with pytest.raises(InvalidArgumentError) as failure:

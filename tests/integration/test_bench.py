@@ -14,7 +14,7 @@ from paceline.bench.config import BenchConfig
 HANG = 280.0  # seconds after which a test has failed
 
 
-def test_one_short_run_has_every_ratio(tiny_pair: Any, tmp_path: Path) -> None:
+def test_a_short_run_reports_every_ratio(tiny_pair: Any, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-P", "-m", "paceline", "bench", "--quick"),

@@ -179,7 +179,7 @@ def test_speculation_is_controlled_and_reported(http: Http) -> None:
     assert create(num_speculative_tokens=3, acceptance="rejection")[1]["acceptance"] == "rejection"
 
 
-def test_parameters_of_vllm_are_honoured(http: Http) -> None:
+def test_vllm_parameters_are_honoured(http: Http) -> None:
     def create(**more: Any) -> Any:
         extra = {**EVERYTHING, "min_tokens": 4, "top_k": 5, "include_stop_str_in_output": True}
         return http.openai.completions.create(
@@ -388,7 +388,7 @@ async def test_both_clients_chat_like_http(chat: Http, chatting: OwnCoordinator)
             assert "".join([chunk.text async for chunk in stream]) == text
 
 
-def test_a_server_without_a_template_names_what_it_needs(stack: RunningStack) -> None:
+def test_a_server_without_a_chat_template_names_the_option(stack: RunningStack) -> None:
     with pytest.raises(InvalidArgumentError, match="--chat-template FILE"):
         stack.client.chat(MESSAGES, timeout=HANG)
 

@@ -329,7 +329,7 @@ def shell(folder: Path, shared: Places) -> Iterator[Shell]:
 
 
 @pytest.mark.parametrize(("block", "started"), list(shell_blocks()))
-def test_a_shell_block_runs(
+def test_shell_blocks_run(
     block: Block, started: frozenset[str], files: Path, shared: Places, folder: Path
 ) -> None:
     shutil.copytree(files, folder, dirs_exist_ok=True)

@@ -58,7 +58,7 @@ def test_speculative_greedy_parity(oracle: Oracle, client: Client) -> None:
 
 
 @pytest.mark.parametrize("k", mostly_full(KS, count=3))
-def test_greedy_parity_alone(oracle: Oracle, client: Client, k: int) -> None:
+def test_greedy_parity_one_at_a_time(oracle: Oracle, client: Client, k: int) -> None:
     """Every prompt with this K; each mode has its turn."""
     prompts = id_prompts(oracle)
     assert len(prompts) >= 20

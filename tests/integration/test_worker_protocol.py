@@ -408,7 +408,7 @@ def test_a_newer_epoch_moves_the_sequence_to_its_stream(line: Line, stack: Runni
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_worker_of_a_stack_demands_its_secret(stack: RunningStack, role: str) -> None:
+def test_a_stacks_worker_requires_its_secret(stack: RunningStack, role: str) -> None:
     """Every local user reaches its port."""
     name = f"/paceline.v1.{role.capitalize()}Service/"
     with grpc.insecure_channel(stack.stack.address_of(role)) as channel:

@@ -137,7 +137,7 @@ def test_a_policy_that_always_explores_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert steady(CORES, 1, constant(0.8), chosen, 1) < 0.96 * steadily
 
 
-def test_sequences_choosing_k_alone_are_noticed() -> None:
+def test_sequences_choosing_k_separately_are_noticed() -> None:
     """Passes are shared by sequences that do the same: half drafting is worse than either."""
     numbers = iter(range(10**6))
 
@@ -149,7 +149,7 @@ def test_sequences_choosing_k_alone_are_noticed() -> None:
     assert steady(CROWDED, 16, text, half, 1) < 0.95 * mean(alone)
 
 
-def test_loop_agrees_with_the_closed_form() -> None:
+def test_the_loop_agrees_with_the_closed_form() -> None:
     """One sequence, without noise."""
     machine = Machine(noise=0.0)
     loop = ClosedLoop(machine, 1, constant(0.7), make=always(4), tokens=4000)
@@ -160,7 +160,7 @@ def test_loop_agrees_with_the_closed_form() -> None:
     assert rate == pytest.approx(expected_tokens([0.7] * 4)[-1] / (target + draft + hops), rel=0.05)
 
 
-def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     policy.main(["--requests", "1", "--acceptance", "mixed", "--seeds", "1", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert set(result) == {"plain", "fixed", "policy", "share"}

@@ -171,7 +171,7 @@ def test_catches_going_on_without_being_told(monkeypatch: pytest.MonkeyPatch) ->
     assert "does not fit its round" in simulation_catches()
 
 
-def test_catches_begun_rounds_taken_from_the_last_offer(
+def test_catches_a_begun_round_with_the_last_offer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = NextRound.offer

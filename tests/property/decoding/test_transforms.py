@@ -108,7 +108,7 @@ def slow(
         max_size=4,
     ),
 )
-def test_penalties_bias_and_mask_grow_along_the_proposal(
+def test_penalties_bias_and_mask_follow_the_proposal(
     seed: int, sequences: list[tuple[SamplingParams, list[int], list[int], list[int]]]
 ) -> None:
     eos = 3

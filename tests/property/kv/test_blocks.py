@@ -232,5 +232,5 @@ class LeaseMachine(RuleBasedStateMachine):
         assert list(self.leases) == list(self.renewed)
 
 
-def test_leases_behave_like_a_dictionary_of_times() -> None:
+def test_leases_behave_like_a_dictionary() -> None:
     run_machine(LeaseMachine, settings=SETTINGS)

@@ -52,7 +52,7 @@ def test_pooled_arms_have_their_mean_rates() -> None:
     assert one.rates[0, 0] == 20.0
 
 
-def test_counts_are_sums_over_requests() -> None:
+def test_counts_are_summed_over_requests() -> None:
     counts = Counts()
     for _ in range(3):
         counts.add(result())

@@ -54,7 +54,7 @@ def test_options_override_the_preset() -> None:
     assert changed == replace(QUICK, k=(3, 5), repeats=7, peers=False)
 
 
-def test_the_command_measures_what_its_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_uses_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, looked_for = [], []
 
     def run_bench(config: BenchConfig, **more: Any) -> Any:

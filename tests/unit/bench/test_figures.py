@@ -35,7 +35,7 @@ def test_figures_show_what_speculation_gains(record: BenchRecord) -> None:
     assert found.over_assisted_generation.to == "transformers assisted generation, own schedule"
 
 
-def test_figures_come_from_decoding_alone(record: BenchRecord) -> None:
+def test_figures_come_from_decoding_only(record: BenchRecord) -> None:
     found, _ = record.speculation(1.0)
     assert found.alpha == pytest.approx(0.75)
     assert found.c == pytest.approx(0.1)  # 1 ms over 10 ms

@@ -67,7 +67,7 @@ def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str,
         (["sing"], "No such command 'sing'."),
     ],
 )
-def test_bad_arguments_are_one_line_and_code_2(
+def test_bad_arguments_give_one_line_and_code_2(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(words, capsys)
@@ -117,7 +117,7 @@ def test_an_invalid_log_level_is_a_bad_argument(
         ),
     ],
 )
-def test_each_error_has_its_line_and_code(
+def test_each_error_has_its_line_and_exit_code(
     error: Exception,
     code: int,
     line: str,

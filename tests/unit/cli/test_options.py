@@ -146,7 +146,7 @@ def test_the_examples_set_every_field(configs: tuple[Config, ...]) -> None:
     assert {OFF.get(word, word) for word in words} == {flag(f.name) for f in fields(configs[0])}
 
 
-def test_defaults_are_not_written() -> None:
+def test_defaults_are_left_out_of_the_command_line() -> None:
     assert arguments(TargetConfig(model="m")) == ["--model", "m"]
 
 
@@ -162,7 +162,7 @@ def test_every_option_has_an_environment_variable(config: Config) -> None:
     assert arguments(read) == [word.replace(" ", "_") for word in arguments(config)]
 
 
-def test_the_command_line_wins_over_the_environment() -> None:
+def test_options_take_precedence_over_the_environment() -> None:
     assert parse(TargetConfig, ["--model", "a"], {"PACELINE_MODEL": "b"}).model == "a"
 
 

@@ -38,7 +38,7 @@ def test_the_speedup_follows_theorem_3_8(
     assert plan.rows[k].speedup == plan.speedup
 
 
-def test_the_best_k_is_the_best_row() -> None:
+def test_the_best_k_has_the_highest_speedup() -> None:
     for alpha in (0.1, 0.5, 0.8, 0.95):
         for c in (0.01, 0.05, 0.2, 0.6):
             plan = make_plan(alpha, c, 0)
@@ -86,7 +86,7 @@ def test_json_holds_the_whole_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed["best_k"] == 8
 
 
-def test_json_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_writes_infinity_as_null(capsys: pytest.CaptureFixture[str]) -> None:
     printed = json.loads(output(["--alpha", "1", "--json"], capsys), parse_constant=pytest.fail)
     assert printed["oracle_bound"] is None
 

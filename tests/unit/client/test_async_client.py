@@ -104,7 +104,7 @@ async def test_a_kept_error_does_not_keep_its_stream(server: Any, messages: Any)
         gc.enable()
 
 
-async def test_asyncio_timeout_stays_a_timeout(server: Any, messages: Any) -> None:
+async def test_asyncio_timeout_raises_a_timeout(server: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     async with AsyncClient(server.address) as client:
 
@@ -150,7 +150,7 @@ async def test_closing_from_another_task_does_not_cancel_it(server: Any, message
         assert not waiting.cancelled()
 
 
-async def test_a_client_that_was_never_used_closes(server: Any) -> None:
+async def test_an_unused_client_closes(server: Any) -> None:
     client = AsyncClient(server.address)
     await client.close()
     with pytest.raises(UnavailableError, match="closed"):

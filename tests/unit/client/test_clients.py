@@ -111,7 +111,7 @@ def test_parameters_may_be_dictionaries(server: Any, client: Any) -> None:
     assert call.speculation == SpeculationParams(num_speculative_tokens=0)
 
 
-def test_defaults_are_those_of_the_parameter_classes(server: Any, client: Any) -> None:
+def test_default_parameters_are_those_of_the_classes(server: Any, client: Any) -> None:
     client.generate("x")
     call = codec.generate_request_from_proto(server.requests[0])
     assert (call.sampling, call.speculation, call.request_id) == (SamplingParams(), SpeculationParams(), "")

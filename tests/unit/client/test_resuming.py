@@ -494,7 +494,7 @@ def test_a_client_closes_after_an_interrupt_inside_grpc(server: Any, monkeypatch
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "5", True, None])
-def test_resume_seconds_are_checked(value: Any) -> None:
+def test_invalid_resume_seconds_are_refused(value: Any) -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(InvalidArgumentError) as caught:
             kind("127.0.0.1:1", resume_seconds=value)

@@ -246,7 +246,7 @@ async def test_a_request_refused_by_a_full_queue_leaves_nothing(served: Coordina
     assert len(served.requests) == len(served.requests._readers) == 0
 
 
-async def test_a_call_whose_client_never_reads_ends(served: Coordinator) -> None:
+async def test_a_call_whose_client_never_reads_is_ended(served: Coordinator) -> None:
     clock = ManualClock()
     served.requests._clock, served.requests._unread_timeout = clock, 60.0
     begun = asyncio.Event()

@@ -944,7 +944,7 @@ def test_a_slow_clients_blocks_go_to_a_waiting_sequence(monkeypatch: pytest.Monk
     assert types(service.targets[0])[-2:] == [OpenSequence, VerifyRound]
 
 
-def test_a_slow_clients_blocks_help_though_others_hold_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_clients_blocks_go_to_one_waiting_among_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_UNREAD_TOKENS", 1)
     service = Service()
     slow, _busy, waits = (service.submit() for _ in range(3))

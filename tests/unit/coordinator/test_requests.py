@@ -486,7 +486,7 @@ def test_a_client_served_elsewhere_is_ahead() -> None:
         assert len(service.it) == 0
 
 
-def test_a_reader_of_a_request_served_elsewhere_is_told() -> None:
+def test_a_reader_of_a_request_served_elsewhere_gets_an_error() -> None:
     """Otherwise it would wait for parts that cannot come."""
     service = Service()
     request = service.begin()
@@ -512,7 +512,7 @@ def test_an_undelivered_error_is_for_the_returning_client() -> None:
     assert failed.parts.empty()
 
 
-def test_the_previous_reader_is_told_and_reads_no_more() -> None:
+def test_the_previous_reader_gets_an_error_and_nothing_more() -> None:
     service = Service()
     request = service.begin()
     (running,) = request.choices

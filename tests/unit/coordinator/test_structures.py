@@ -27,7 +27,7 @@ async def structures(vocabulary: Vocabulary) -> AsyncIterator[Structures]:
     made.close()
 
 
-async def test_a_bad_one_is_refused_by_name(structures: Structures) -> None:
+async def test_a_bad_structure_is_refused_by_name(structures: Structures) -> None:
     for _ in range(2):
         await structures.check(GOOD, EOS)
         with pytest.raises(InvalidArgumentError, match="regex parse error") as caught:
@@ -35,13 +35,13 @@ async def test_a_bad_one_is_refused_by_name(structures: Structures) -> None:
         assert caught.value.field == "structured_outputs.regex"
 
 
-async def test_a_model_without_an_end_is_said(structures: Structures) -> None:
+async def test_a_model_without_an_end_token_is_refused(structures: Structures) -> None:
     with pytest.raises(InvalidArgumentError, match="no end-of-sequence token") as caught:
         await structures.check(GOOD, [])
     assert caught.value.field == "structured_outputs"
 
 
-async def test_what_is_remembered_is_the_callers_own(structures: Structures) -> None:
+async def test_results_are_remembered_for_their_caller_only(structures: Structures) -> None:
     model = structures._model(EOS)
     for name in ("", "mine"):
         token = principal.set(Principal(name))
@@ -51,7 +51,9 @@ async def test_what_is_remembered_is_the_callers_own(structures: Structures) -> 
         principal.reset(token)
 
 
-async def test_received_tokens_keep_to_it(structures: Structures, vocabulary: Vocabulary) -> None:
+async def test_received_tokens_must_follow_the_structure(
+    structures: Structures, vocabulary: Vocabulary
+) -> None:
     """Otherwise a resumed request would look like a worker's internal error."""
     fine, wrong = vocabulary.encode("abc"), vocabulary.encode("a1")
     await structures.check(GOOD, EOS)
@@ -61,7 +63,7 @@ async def test_received_tokens_keep_to_it(structures: Structures, vocabulary: Vo
     assert caught.value.field == "received"
 
 
-async def test_a_drain_ends_the_process_at_once(served: Coordinator) -> None:
+async def test_a_drain_ends_the_compiling_process(served: Coordinator) -> None:
     await served._structures.check(GOOD, EOS)
     assert served._structures.process.pid is not None
     await served.drain(0)

@@ -53,7 +53,7 @@ def test_requests_and_tokens_are_counted_by_tenant() -> None:
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_metrics_name_tenants_where_asked_for(wanted: bool) -> None:
+def test_metrics_name_tenants_only_when_enabled(wanted: bool) -> None:
     config = CoordinatorConfig(targets=("t:1",), tokenizer="embedded:target", tenant_metrics=wanted)
     coordinator = Coordinator(config, Vocabulary.load(config.tokenizer))
     for observer in coordinator._reporting._observers:
@@ -78,7 +78,7 @@ class KeptSpans:
         self.attributes.append(attributes)
 
 
-def test_span_names_tenant_and_given_id() -> None:
+def test_spans_name_the_tenant_and_given_id() -> None:
     spans: Any = KeptSpans()
     reporting = Reporting([Tracer(spans)], ManualClock())
     caller = principal.set(Principal("alice"))

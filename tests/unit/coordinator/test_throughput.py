@@ -117,7 +117,7 @@ async def test_a_silent_worker_is_left_out(
     assert {name for name in lines(caplog)[0] if "cache" in name} == {"draft_cache_usage"}
 
 
-async def test_zero_seconds_write_nothing() -> None:
+async def test_an_interval_of_zero_writes_nothing() -> None:
     async with asyncio.timeout(60):
         await tell_throughput(coordinator(), 0.0)
 

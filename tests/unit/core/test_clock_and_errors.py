@@ -47,5 +47,5 @@ def test_another_vocabulary_has_another_fingerprint(other: dict[str, int]) -> No
     assert vocabulary_fingerprint(other) != vocabulary_fingerprint({"a": 0, "b": 1})
 
 
-def test_a_token_that_is_no_valid_text_has_a_fingerprint() -> None:
+def test_a_token_of_invalid_text_has_a_fingerprint() -> None:
     assert len(vocabulary_fingerprint({"\ud800": 0})) == 64

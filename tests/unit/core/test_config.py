@@ -90,7 +90,7 @@ def test_the_bounds_of_k_are_allowed(k: int) -> None:
 @pytest.mark.parametrize(
     ("cls", "good"), [(TargetConfig, WORKER), (DraftConfig, WORKER), (CoordinatorConfig, COORDINATOR)]
 )
-def test_a_configuration_is_frozen_and_takes_no_unknown_field(cls: Any, good: dict[str, Any]) -> None:
+def test_a_configuration_is_frozen_without_unknown_fields(cls: Any, good: dict[str, Any]) -> None:
     config = cls(**good)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.port = 1

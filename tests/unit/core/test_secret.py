@@ -42,7 +42,7 @@ def test_wrong_metadata_is_refused(metadata: tuple[tuple[str, str | bytes], ...]
     assert TEXT not in str(refusal.value)
 
 
-def test_comparison_takes_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 
     def compare(left: bytes, right: bytes) -> bool:

@@ -96,7 +96,7 @@ def test_invalid_sampling_params_are_refused_by_field(name: str, value: Any) -> 
         ("bad_words", ("x" * limits.MAX_BAD_WORD_CHARACTERS,) * limits.MAX_BAD_WORDS),
     ],
 )
-def test_the_bounds_themselves_are_allowed(name: str, value: Any) -> None:
+def test_the_bounds_are_allowed(name: str, value: Any) -> None:
     assert getattr(SamplingParams(**{name: value}), name) == value
 
 

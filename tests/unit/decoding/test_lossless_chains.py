@@ -192,7 +192,7 @@ def test_the_output_has_the_targets_distribution(mode: str, p: Tables, q: Tables
 
 @pytest.mark.parametrize("prefix", ["", "sparse "])
 @pytest.mark.parametrize("seed", range(2))
-def test_block_accepts_at_least_as_many_as_rejection(seed: int, prefix: str) -> None:
+def test_block_mode_accepts_at_least_as_many_as_rejection(seed: int, prefix: str) -> None:
     as_a_whole, one_by_one = MODES[prefix + "block"], MODES[prefix + "rejection"]
     p, q = random_tables(3, 4, seed), random_tables(3, 3, 100 + seed)
     block, token_by_token = Enumeration(as_a_whole, p, q), Enumeration(one_by_one, p, q)

@@ -284,7 +284,7 @@ def test_a_recorded_chain_ends_at_broken_logits(models: Models, traced: Tracer) 
         assert table.length == len(chain.token_ids)
 
 
-def test_without_blocks_nothing_changes(models: Models, traced: Tracer) -> None:
+def test_recorded_passes_without_blocks_change_nothing(models: Models, traced: Tracer) -> None:
     layers = inspect_attention(models("llama"))
     runner = recording_runner(models("llama"), PagedCache(layers, num_blocks=2, block_size=4), traced)
     tables = [runner.new_table(), runner.new_table()]

@@ -262,9 +262,7 @@ def test_a_full_cache_leaves_everything_unchanged(models: Models) -> None:
     assert feed(runner, first, tokens_of(5)).shape == (5, VOCAB)
 
 
-def test_a_failing_pass_leaves_the_tables_as_they_were(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_pass_leaves_the_tables_unchanged(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_runner(models("llama"), num_blocks=5)
     table = runner.new_table()
     feed(runner, table, tokens_of(16), want=0)

@@ -215,7 +215,7 @@ def test_a_tokenizers_truncation_and_padding_are_ignored() -> None:
     assert changed.start(wanted).masks([3]).tolist() == grammars().start(wanted).masks([3]).tolist()
 
 
-def test_a_compiled_structure_serves_its_salt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_structure_serves_its_salt_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a fast start would reveal another tenant's structure."""
     one, wanted = grammars(), StructuredOutputs(regex="a")
     one.start(wanted, "mine")

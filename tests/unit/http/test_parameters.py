@@ -79,7 +79,7 @@ def test_parameters_reach_the_core(model: Any, least: dict[str, Any]) -> None:
     assert wanted.sampling() == SamplingParams(**given, logit_bias={12: 5.0, 3: -0.5})
 
 
-def test_one_stop_string_may_be_given_alone() -> None:
+def test_one_stop_string_may_be_given_without_a_list() -> None:
     assert read(CompletionRequest, {**COMPLETION, "stop": "end"}).sampling().stop == ("end",)
 
 

@@ -88,7 +88,7 @@ def test_values_out_of_range_are_refused(given: dict[str, Any], name: str) -> No
     assert "`none`" in caught.value.description
 
 
-def test_a_broken_file_is_refused(tmp_path: Path) -> None:
+def test_a_broken_generation_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[")
     with pytest.raises(InvalidArgumentError) as caught:
         load(config(tmp_path))

@@ -37,7 +37,7 @@ def test_the_longest_idle_key_comes_first() -> None:
     assert len(leases) == 3
 
 
-def test_ending_twice_is_harmless() -> None:
+def test_ending_a_lease_twice_is_harmless() -> None:
     leases: Leases[int] = Leases(ManualClock(), 1.0)
     leases.renew(1)
     leases.end(1)
@@ -47,6 +47,6 @@ def test_ending_twice_is_harmless() -> None:
 
 
 @pytest.mark.parametrize("duration", [0.0, -1.0, float("nan")])
-def test_duration_is_positive(duration: float) -> None:
+def test_a_leases_duration_must_be_positive(duration: float) -> None:
     with pytest.raises(ValueError, match="positive"):
         Leases(ManualClock(), duration)

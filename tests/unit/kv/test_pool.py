@@ -144,7 +144,7 @@ def test_only_used_blocks_can_be_retained_or_released(block: int) -> None:
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 1), (1, 0), (-1, 1)])
-def test_sizes_are_positive(num_blocks: int, block_size: int) -> None:
+def test_pool_sizes_must_be_positive(num_blocks: int, block_size: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         BlockPool(num_blocks, block_size)
 

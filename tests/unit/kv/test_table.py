@@ -63,7 +63,7 @@ def test_truncating_to_the_same_length_frees_the_reservation() -> None:
     assert (pool.used_blocks, table.reserved) == (2, 0)
 
 
-def test_reserve_is_all_or_nothing() -> None:
+def test_a_reservation_is_all_or_nothing() -> None:
     pool = BlockPool(3, 4)
     table = filled(pool, 6)
     assert table.blocks_needed(7) == 2

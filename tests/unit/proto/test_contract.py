@@ -54,7 +54,7 @@ def test_dependency_bounds_match_the_stubs() -> None:
 each_file = pytest.mark.parametrize("name", NAMES)
 
 
-def test_there_is_a_contract() -> None:
+def test_the_contract_has_its_four_files() -> None:
     assert [f"paceline/v1/{name}.proto" for name in ("common", "draft", "generation", "target")] == NAMES
 
 

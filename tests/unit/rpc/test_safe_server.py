@@ -112,7 +112,7 @@ async def test_a_process_that_accepts_no_calls_ends(monkeypatch: pytest.MonkeyPa
     assert server.abandoned
 
 
-async def test_a_stopping_server_is_not_taken_for_deaf() -> None:
+async def test_a_stopping_server_is_not_reported_as_broken() -> None:
     server = Server("target", "127.0.0.1", 0)
     await server.start()
     serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drained))

@@ -12,7 +12,6 @@ PRODUCT = ("coordinator", "draft_worker", "target_worker", "paceline")
 GENERATED = ROOT / "paceline" / "v1"
 ALLOWED = {
     "SpeculativeDecoding": "clients see both: the SDK's part of a result, OpenAPI's part of a request",
-    "Runner": "of the engine and of both workers: the same role in each",
 }
 """Names that several modules define all the same, and why."""
 

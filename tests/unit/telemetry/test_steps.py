@@ -30,7 +30,7 @@ def test_a_step_is_found_in_its_log_line(monkeypatch: pytest.MonkeyPatch) -> Non
         "",
     ],
 )
-def test_other_lines_are_no_steps(line: str) -> None:
+def test_other_lines_are_not_steps(line: str) -> None:
     told: list[Any] = []
     steps_to(told.append)(line)
     assert told == []

@@ -110,7 +110,7 @@ def metrics_url() -> Iterator[str]:
         ("application/openmetrics-text;version=mine", "text/plain"),
     ],
 )
-def test_names_are_the_same_in_every_format(metrics_url: str, accept: str, kind: str) -> None:
+def test_metric_names_are_the_same_in_every_format(metrics_url: str, accept: str, kind: str) -> None:
     """The library's escaping for OpenMetrics makes `paceline_worker…` of the samples' names."""
     request = urllib.request.Request(f"{metrics_url}/metrics", headers={"accept": accept})
     with urllib.request.urlopen(request, timeout=60) as answer:

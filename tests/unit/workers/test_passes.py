@@ -388,7 +388,7 @@ def test_cached_tokens_are_not_fed_again() -> None:
     assert worker.counts == (18, 8)
 
 
-def test_wanted_rows_are_fed_though_cached() -> None:
+def test_cached_rows_that_are_wanted_are_fed_again() -> None:
     worker = Cached()
     worker.run(worker.job("a", 1, proposed=[]))
     worker.sequences.open(OpenSequence("b", 1, tuple(PROMPT[:8]), PARAMS))

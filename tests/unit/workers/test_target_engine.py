@@ -283,7 +283,7 @@ def test_an_expired_lease_frees_blocks_unless_in_a_round() -> None:
     assert worker.runner.pool.used_blocks == 0
 
 
-def test_min_tokens_masks_the_models_ends() -> None:
+def test_min_tokens_masks_the_models_end_tokens() -> None:
     first = right(1)[0]
     worker = Worker(eos=(first,))
     worker.open(sampling=SamplingParams(temperature=0, seed=1, min_tokens=2, max_tokens=5))

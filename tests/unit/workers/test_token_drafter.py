@@ -83,7 +83,7 @@ def test_equal_scores_give_equal_proposals(temperature: float, mode: AcceptanceM
         assert not engine.lookahead.regions
 
 
-def test_a_text_without_scores_fails_alone() -> None:
+def test_a_text_without_scores_fails_its_sequence_only() -> None:
     config, clock = draft_config(), ManualClock()
 
     def some(texts: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -172,7 +172,7 @@ def test_a_closed_sequence_does_not_go_on() -> None:
     ],
     ids=["outside the vocabulary", "a tree", "with distributions", "beyond the model's length"],
 )
-def test_an_invalid_continuation_is_refused_alone(proposal: Proposal, field: str) -> None:
+def test_an_invalid_continuation_fails_without_its_round(proposal: Proposal, field: str) -> None:
     best = right(8)
     worker = asked(best[:2])
     (failed,) = foresee(worker, {(2, best[2]): proposal})

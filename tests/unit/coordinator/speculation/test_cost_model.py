@@ -29,7 +29,7 @@ def test_load_brackets_double() -> None:
     assert [bracket(n) for n in (0, 1, 2, 3, 4, 5, 8, 9, 16, 17)] == [0, 0, 1, 2, 2, 3, 3, 4, 4, 5]
 
 
-def test_mean_forgets_old_measurements() -> None:
+def test_a_mean_forgets_old_measurements() -> None:
     mean = Mean()
     for _ in range(1000):
         mean.add(1.0, COST_MEMORY)
@@ -38,7 +38,7 @@ def test_mean_forgets_old_measurements() -> None:
     assert mean.value == pytest.approx(2.0, abs=0.06)
 
 
-def test_outlier_is_clipped() -> None:
+def test_an_outlier_is_clipped() -> None:
     mean = Mean()
     for _ in range(10):
         mean.add(1.0, COST_MEMORY)
@@ -46,17 +46,17 @@ def test_outlier_is_clipped() -> None:
     assert mean.value == pytest.approx((10 + OUTLIER) / 11)
 
 
-def test_nothing_measured_gives_none() -> None:
+def test_without_measurements_there_are_no_costs() -> None:
     assert RoundCosts().seconds(MOST) is None
     assert CostModel(MOST).round_seconds(3) is None
 
 
-def test_plain_rounds_alone_take_the_prior_overhead() -> None:
+def test_with_plain_rounds_only_the_prior_overhead_applies() -> None:
     seconds = measured(RoundCosts(), {0: 0.01}).seconds(MOST)
     assert seconds == pytest.approx([0.01 * (1 + PRIOR_OVERHEAD * k) for k in range(MOST + 1)])
 
 
-def test_line_through_two_ks_gives_the_others() -> None:
+def test_two_measured_ks_give_a_line_for_the_others() -> None:
     seconds = measured(RoundCosts(), {0: 0.01, 2: 0.014, 6: 0.022}).seconds(MOST)
     assert seconds is not None
     assert seconds[0] == pytest.approx(0.01)
@@ -71,7 +71,7 @@ def test_more_draft_tokens_never_take_less_time() -> None:
     assert min(seconds) > 0
 
 
-def test_unmeasured_plain_round_is_not_free() -> None:
+def test_an_unmeasured_plain_round_is_not_free() -> None:
     seconds = measured(RoundCosts(), {2: 0.01, 6: 0.05}).seconds(MOST)
     assert seconds is not None
     assert seconds[0] >= LEAST_SHARE * 0.03

@@ -75,7 +75,7 @@ def test_trials_alternate_between_plain_and_a_neighbour() -> None:
     assert tried == [0, 4 + NEIGHBOUR, 0, 4 + NEIGHBOUR]
 
 
-def test_greatest_k_tries_the_neighbour_below() -> None:
+def test_the_greatest_k_tries_the_neighbour_below() -> None:
     exploration = Exploration(trials=1)
     assert exploration.begin(8, EVEN, 1) == 8 - NEIGHBOUR
 

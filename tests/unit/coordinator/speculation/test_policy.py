@@ -58,7 +58,7 @@ def test_good_drafts_are_used_and_bad_ones_are_not() -> None:
     assert run(bad, 0.05, 300, random.Random(1))[-1] == 0
 
 
-def test_room_bounds_k() -> None:
+def test_the_room_bounds_k() -> None:
     controller = experienced()
     policy = GoodputPolicy(controller, MOST)
     run(policy, 0.9, 200, random.Random(1))
@@ -157,7 +157,7 @@ def test_rounds_beside_prompts_are_measured_if_none_else() -> None:
 
 
 @pytest.mark.parametrize("end", ["suspend", "verdict"])
-def test_sequences_and_readers_are_counted(end: str) -> None:
+def test_running_and_reading_sequences_are_counted(end: str) -> None:
     controller = Controller(MOST)
     policy = GoodputPolicy(controller, MOST, kind_of(AcceptanceMode.COUPLED, 0.0))
     policy.on_verify(0, prefills=True)
