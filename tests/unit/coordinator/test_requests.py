@@ -438,7 +438,7 @@ def test_only_the_same_request_resumes() -> None:
         {"cache_salt": "another"},
     ):
         values = {name: getattr(same, name) for name in GenerateCall.__slots__} | change
-        with pytest.raises(AlreadyExistsError, match="something else"):
+        with pytest.raises(AlreadyExistsError, match="a different request"):
             service.it.resume("", GenerateCall(**values))
     assert service.it.resume("", same) is request
 
@@ -452,13 +452,13 @@ def test_a_resume_may_name_the_servers_mode() -> None:
         replace(same, speculation=SpeculationParams(acceptance=mode))
         for mode in (AcceptanceMode.COUPLED, AcceptanceMode.BLOCK)
     )
-    with pytest.raises(AlreadyExistsError, match="something else"):
+    with pytest.raises(AlreadyExistsError, match="a different request"):
         service.it.resume("", other)
     assert service.it.resume("", same) is request
     assert service.it.resume("", used) is request
     request.call = replace(request.call, speculation=SpeculationParams(acceptance=AcceptanceMode.COUPLED))
     assert service.it.resume("", used) is request
-    with pytest.raises(AlreadyExistsError, match="something else"):
+    with pytest.raises(AlreadyExistsError, match="a different request"):
         service.it.resume("", same)
 
 
