@@ -1,4 +1,4 @@
-"""What integration, fault and gpu tests share: the model pair, its oracle, and one running stack."""
+"""Shared by integration, fault and gpu tests: the model pair, its oracle, and one running stack."""
 
 from __future__ import annotations
 

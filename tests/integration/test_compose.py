@@ -204,9 +204,9 @@ def test_services_check_their_port_and_keep_the_hub_cache() -> None:
 
 
 def test_each_role_keeps_its_files_in_its_own_volume() -> None:
-    """Its user owns the cache folder: compiled code is kept there too, where the package's is read only.
+    """The cache folder belongs to the process's user: compiled code is kept there too.
 
-    Once all roles shared one: who controlled the draft could change the target's weights and code.
+    With a shared volume, a compromised draft could change the target's weights and code.
     """
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
     (folder,) = re.findall(r"install -d -o paceline -g paceline (\S+)", dockerfile)

@@ -1,4 +1,4 @@
-"""Invariant 5, as it can be seen from outside: what a worker's blocks hold, who has them, and what is cached.
+"""Invariant 5 from outside: the contents and holders of a worker's blocks, and what is cached.
 
 Everything is compared with what the tables and the ledgers say, not with the bookkeeping's own counts.
 """

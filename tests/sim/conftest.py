@@ -1,4 +1,4 @@
-"""Planted crashes are many, and their tracebacks tell nothing; prompts are short."""
+"""Shorter output: planted crashes are many, and prompts are short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow and obvious versions: plain decoding, which every faulty run must equal, verdicts and proposals."""
+"""Slow and obvious versions of plain decoding, verdicts and proposals; every faulty run must equal them."""
 
 from __future__ import annotations
 

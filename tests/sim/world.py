@@ -1,4 +1,4 @@
-"""A whole service in one thread and on a clock that only moves when told to.
+"""A whole service in one thread, on a simulated clock.
 
 Real: the dispatcher, round machines, ledgers, wire frames, engine threads' routing (stepped by hand),
 target engine, draft engine, sessions, block tables. Toy: the models, the network, the processes and the

@@ -1,4 +1,4 @@
-"""What commands that run in this process set for it is undone: the next test's logs are its own."""
+"""Process settings of commands run in this process are undone after each test."""
 
 from __future__ import annotations
 

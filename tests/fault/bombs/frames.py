@@ -1,4 +1,4 @@
-"""Frames for a worker's stream that are as long as a message may be, as bytes; alike for both roles."""
+"""Frames for a worker's stream as long as a message may be, as bytes; the same for both roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests whose lists are as long as a message may be."""
+"""Requests with lists as long as a message may be."""
 
 from __future__ import annotations
 

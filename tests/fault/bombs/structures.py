@@ -1,4 +1,4 @@
-"""Structures that take little to write, and much processor time or memory to compile or to follow."""
+"""Structures short to write but expensive to compile or to follow."""
 
 from __future__ import annotations
 

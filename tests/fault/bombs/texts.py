@@ -1,4 +1,4 @@
-"""Texts that take little to send, and much memory or time to tokenise."""
+"""Texts small to send but expensive to tokenise."""
 
 from __future__ import annotations
 

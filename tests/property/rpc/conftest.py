@@ -1,4 +1,4 @@
-"""Strategies for values of the wire layer, which test modules cannot import from one another."""
+"""Strategies for values of the wire layer, shared by test modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A made-up run whose every ratio and figure can be worked out by hand."""
+"""An artificial run whose ratios and figures can be computed by hand."""
 
 from __future__ import annotations
 

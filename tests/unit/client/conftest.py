@@ -1,4 +1,4 @@
-"""A coordinator that says what the test tells it to, and both clients behind one synchronous face."""
+"""A scripted coordinator, and both clients behind one synchronous interface."""
 
 from __future__ import annotations
 

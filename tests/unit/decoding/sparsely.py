@@ -1,4 +1,4 @@
-"""The compiled judges behind the arguments of those in tensors, so that one test serves both."""
+"""The compiled judges with the arguments of the tensor ones, so that one test serves both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the engine share."""
+"""Shared by tests of the engine."""
 
 from __future__ import annotations
 

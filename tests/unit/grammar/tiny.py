@@ -1,4 +1,4 @@
-"""A vocabulary of a few tokens, languages of a few texts, and the slow obvious answer to what may come."""
+"""A small vocabulary, finite languages, and the slow obvious answer to which tokens may follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator whose requests end as a test says, with the embedded pair's real tokenizer."""
+"""A coordinator with scripted requests and the embedded pair's real tokenizer."""
 
 from __future__ import annotations
 

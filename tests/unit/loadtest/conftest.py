@@ -1,4 +1,4 @@
-"""Outcomes whose every figure can be worked out by hand."""
+"""Outcomes whose figures can be computed by hand."""
 
 from __future__ import annotations
 

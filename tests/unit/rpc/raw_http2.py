@@ -1,4 +1,4 @@
-"""A client of HTTP/2 that sends what no library would."""
+"""An HTTP/2 client that sends what no library would."""
 
 from __future__ import annotations
 

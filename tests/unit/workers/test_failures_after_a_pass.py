@@ -1,6 +1,6 @@
-"""What fails when a pass is over, in judging or drawing, is one sequence's failure and no other's.
+"""A failure after a pass, in judging or drawing, ends one sequence and no other.
 
-Once it ended the engine thread, and every sequence of the worker with it.
+It must not end the engine thread, which would end every sequence of the worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Certificates as `paceline certificates` makes them, and what an error may not tell."""
+"""Certificates as `paceline certificates` makes them, and what an error must not reveal."""
 
 from __future__ import annotations
 

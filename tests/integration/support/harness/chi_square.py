@@ -1,4 +1,4 @@
-"""How unlikely counts are. Not by scipy: transformers imports it where it is installed, in every worker."""
+"""Chi-square p-values without scipy, which transformers would import in every worker if installed."""
 
 from __future__ import annotations
 

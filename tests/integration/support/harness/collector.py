@@ -1,4 +1,4 @@
-"""An OTLP collector in this process: it keeps every span that is sent to it."""
+"""An OTLP collector in this process that keeps every span."""
 
 from __future__ import annotations
 

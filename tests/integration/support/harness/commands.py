@@ -1,4 +1,4 @@
-"""Commands of `paceline` in this process: in one of its own each of them would import everything anew."""
+"""Commands of `paceline` run in this process: a process each would import everything again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TCP proxy that resets its connections: what a broken network looks like to both ends."""
+"""A TCP proxy that resets its connections, like a broken network."""
 
 from __future__ import annotations
 

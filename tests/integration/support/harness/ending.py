@@ -1,4 +1,4 @@
-"""Whether processes have ended, whoever their parent is."""
+"""Whether processes have ended, whatever their parent."""
 
 from __future__ import annotations
 

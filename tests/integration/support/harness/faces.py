@@ -1,4 +1,4 @@
-"""Both ports of one coordinator behind a gate, on real ports without a model; and calls of one key."""
+"""gRPC and HTTP of one coordinator behind a gate, on real ports without a model; and calls with a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client saw, message by message, and whether a correct server could have shown it.
+"""What a client received, message by message, and whether a correct server could have sent it.
 
     started  →  chunk(index 0) → chunk → …  →  finished, end of the stream
                                             ↘  one error, which says what the client already has

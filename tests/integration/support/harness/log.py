@@ -1,4 +1,4 @@
-"""What processes wrote, line by line."""
+"""Log lines of processes."""
 
 from __future__ import annotations
 

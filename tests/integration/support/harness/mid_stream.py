@@ -1,4 +1,4 @@
-"""Faults that are sure to hit running streams: none ends while they strike, and whom they hit is counted."""
+"""Faults in the middle of running streams: none ends before the fault, and affected ones are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands on the project's pages: fenced blocks, the statements in them, and code within sentences."""
+"""Commands on the project's pages: fenced blocks, their statements, and code within sentences."""
 
 from __future__ import annotations
 

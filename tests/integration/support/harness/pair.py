@@ -1,4 +1,4 @@
-"""Which two models the tests run."""
+"""The two models of the tests."""
 
 from __future__ import annotations
 

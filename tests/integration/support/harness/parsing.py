@@ -1,4 +1,4 @@
-"""Commands that are parsed and not run: each function raises AssertionError for what could not work."""
+"""Commands that are parsed but not run: each function raises AssertionError for one that cannot work."""
 
 from __future__ import annotations
 

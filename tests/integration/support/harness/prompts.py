@@ -1,4 +1,4 @@
-"""Prompts of every length, cut from one text: a model of code and a random one take them alike."""
+"""Prompts of every length, cut from one text that suits a model of code and a random one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of the SDK that are read in threads of their own."""
+"""Streams of the SDK read in separate threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams over a stop or a death of their coordinator: what becomes of each is counted."""
+"""Streams over a stop or a crash of their coordinator, with a count of each outcome."""
 
 from __future__ import annotations
 

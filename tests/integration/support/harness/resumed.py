@@ -1,4 +1,4 @@
-"""What the SDK's user saw of one choice, as a history that the validator knows."""
+"""One choice as an SDK user received it, as a history for the validator."""
 
 from __future__ import annotations
 

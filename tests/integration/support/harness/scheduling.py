@@ -1,4 +1,4 @@
-"""What xdist's workers are handed at a time: tests that share processes together, the longest first.
+"""Units of tests that xdist's workers get at a time: tests that share processes, the longest first.
 
 xdist's own groups are of no use here: `loadgroup` of 3.8 writes them into the ids of tests, where pytest 9.2
 no longer reads them, and deals the tests of one file to all workers. Each of them then starts the file's

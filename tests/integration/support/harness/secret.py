@@ -1,4 +1,4 @@
-"""The secret of all stacks of a test process, so that its coordinators and streams may call their workers."""
+"""The secret of all stacks of a test process, so that its coordinators and streams may call workers."""
 
 from __future__ import annotations
 

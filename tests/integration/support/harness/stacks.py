@@ -1,4 +1,4 @@
-"""A running stack with what tests ask of it: a client, raw stubs, whole pools, clean logs."""
+"""A running stack with a client, raw stubs, and checks of pools and logs."""
 
 from __future__ import annotations
 

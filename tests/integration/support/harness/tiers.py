@@ -1,4 +1,4 @@
-"""Which part of a long matrix `make test` runs; the markers are declared in pyproject.toml."""
+"""The part of a long matrix that `make test` runs; the markers are declared in pyproject.toml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that do not read: how little is sent to them, and when nothing more is made for them."""
+"""Clients that do not read: little is sent to them, then nothing more is made for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP face of a stack, and OpenAI's own client of it."""
+"""HTTP of a stack, and OpenAI's own client of it."""
 
 from __future__ import annotations
 

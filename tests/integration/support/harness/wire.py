@@ -1,4 +1,4 @@
-"""The worker protocol by hand: one stream, commands in, events out; and a recording proxy of it."""
+"""The worker protocol by hand: one stream, commands and events; and a recording proxy."""
 
 from __future__ import annotations
 
