@@ -40,7 +40,7 @@ def test_users_of_the_shared_stack_are_in_its_units() -> None:
     assert asking == {*UNITS["the shared stack"], *UNITS["the shared stack again"]}
 
 
-@pytest.mark.parametrize("folder", ["integration", "fault", "gpu"])
+@pytest.mark.parametrize("folder", ["integration", "fault", "gpu", "cuda"])
 def test_a_file_with_processes_runs_in_one_test_process(folder: str) -> None:
     for file in (TESTS / folder).glob("test_*.py"):
         node = f"tests/{folder}/{file.name}::test"

@@ -56,14 +56,14 @@ UNITS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Files of `tests/` by what they share, in the order in which they begin. Every other file under
-`integration/`, `fault/` and `gpu/` is a unit of its own; every other test is one."""
+`integration/`, `fault/`, `gpu/` and `cuda/` is a unit of its own; every other test is one."""
 
 _PLACES = {
     f"tests/{file}": (name, (i, j))
     for i, (name, files) in enumerate(UNITS.items())
     for j, file in enumerate(files)
 }
-_ALONE = ("tests/integration/", "tests/fault/", "tests/gpu/")
+_ALONE = ("tests/integration/", "tests/fault/", "tests/gpu/", "tests/cuda/")
 
 
 def unit_of(node_id: str) -> str:

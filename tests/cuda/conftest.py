@@ -1,0 +1,15 @@
+"""The pretended device of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cuda.device import PretendedCuda
+
+
+@pytest.fixture
+def cuda() -> Iterator[PretendedCuda]:
+    with PretendedCuda() as entered:
+        yield entered
