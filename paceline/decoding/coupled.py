@@ -68,7 +68,11 @@ def add_coupled_noise(scores: Tensor, noise: Noise) -> Tensor:
     for first in range(0, len(where), at_once):
         rows, seeds, positions = zip(*where[first : first + at_once], strict=True)
         made = gumbel(seeds, positions, vocab_size, scores.device)
-        sums.index_add_(0, torch.tensor(rows, device=scores.device), made)
+        if rows[-1] - rows[0] + 1 == len(rows):
+            # No index has to be copied to the device.
+            sums[rows[0] : rows[-1] + 1].add_(made)
+        else:
+            sums.index_add_(0, torch.tensor(rows, device=scores.device), made)
     return sums
 
 

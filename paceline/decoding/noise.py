@@ -82,7 +82,7 @@ def uniforms(
     """
     if device is None or device.type == "cpu":
         return torch.from_numpy(_uniforms_cpu(seeds, positions, purpose, count))
-    return _uniforms_of(_column(seeds, device), _column(positions, device), purpose, count)
+    return _uniforms_of(*_columns(seeds, positions, device), purpose, count)
 
 
 def _uniforms_of(seeds: Tensor, positions: Tensor, purpose: Purpose, count: int) -> Tensor:
@@ -113,7 +113,7 @@ def gumbel(
             np.log(values, out=values)
             np.negative(values, out=values)
         return torch.from_numpy(values)
-    return gumbel_of(_column(seeds, device), _column(positions, device), vocab_size)
+    return gumbel_of(*_columns(seeds, positions, device), vocab_size)
 
 
 def gumbel_of(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
@@ -142,12 +142,14 @@ def philox_torch(
     Returns:
         int64 [N, count]: the bits of the unsigned outputs.
     """
-    return _philox_of(_column(seeds, device), _column(positions, device), purpose, count)
+    return _philox_of(*_columns(seeds, positions, device), purpose, count)
 
 
-def _column(values: Sequence[int], device: torch.device) -> Tensor:
-    """int64 [N] with the bits of unsigned integers."""
-    return torch.tensor([_signed(v) for v in values], dtype=torch.int64, device=device)
+def _columns(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """int64 [N] twice, with the bits of unsigned integers, in one copy to the device."""
+    columns = [[_signed(v) for v in column] for column in (seeds, positions)]
+    both = torch.tensor(columns, dtype=torch.int64, device=device)
+    return both[0], both[1]
 
 
 def _philox_of(seeds: Tensor, positions: Tensor, purpose: Purpose, count: int) -> Tensor:

@@ -126,8 +126,8 @@ class PagedCache:
             for raw in self._bytes:
                 raw[:, destinations] = raw[:, sources]
             return
-        read = torch.tensor(sources, dtype=torch.int64, device=self.device)
-        write = torch.tensor(destinations, dtype=torch.int64, device=self.device)
+        both = [list(sources), list(destinations)]  # one copy to the device
+        read, write = torch.tensor(both, dtype=torch.int64, device=self.device)
         for group in self._groups:
             group.index_copy_(1, write, group.index_select(1, read))
 

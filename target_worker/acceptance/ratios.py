@@ -71,28 +71,31 @@ def judge_densely(
     items: Sequence[VerifyItem], p: Tensor, accept_u: Tensor, next_u: Tensor, test: DenseTest
 ) -> tuple[Tensor, Tensor]:
     """Judge in tensors, on the device of p; otherwise as `judge_sparsely`."""
-    draft, num_draft = _chains(items, p.device)
-    q, rows = _drawn_from(items, draft, p.shape[1]), p[_padded_rows(items, p.device)]
+    draft, num_draft, index = _chains(items, p.device)
+    q, rows = _drawn_from(items, draft, p.shape[1]), p[index]
     decision = test(draft, num_draft, rows, q, accept_u[:, : draft.shape[1]], next_u)
     return decision.num_accepted, decision.next_token
 
 
-def _chains(items: Sequence[VerifyItem], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The chains padded to the longest, int64 [S, K], and their lengths, int64 [S]."""
-    longest = max(item.num_draft for item in items)
-    padded = [[*item.proposal.token_ids, *([-1] * (longest - item.num_draft))] for item in items]
-    draft = torch.tensor(padded, dtype=torch.int64, device=device).view(len(items), longest)
-    return draft, torch.tensor([item.num_draft for item in items], device=device)
+def _chains(items: Sequence[VerifyItem], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The chains padded to the longest, their lengths, and the rows of p of each, in one copy to the device.
 
-
-def _padded_rows(items: Sequence[VerifyItem], device: torch.device) -> Tensor:
-    """int64 [S, K+1]: the row of each item's i-th distribution; its last row where its chain is shorter."""
+    Returns:
+        int64 [S, K]; int64 [S]; int64 [S, K+1]: the row of each item's i-th distribution, its last row where
+        its chain is shorter.
+    """
     longest = max(item.num_draft for item in items)
-    index = [
-        [start + min(i, item.num_draft) for i in range(longest + 1)]
+    packed = [
+        [
+            *item.proposal.token_ids,
+            *([-1] * (longest - item.num_draft)),
+            item.num_draft,
+            *(start + min(i, item.num_draft) for i in range(longest + 1)),
+        ]
         for item, start in zip(items, starts_of(items), strict=True)
     ]
-    return torch.tensor(index, device=device)
+    numbers = torch.tensor(packed, dtype=torch.int64, device=device)
+    return numbers[:, :longest], numbers[:, longest], numbers[:, longest + 1 :]
 
 
 def _drawn_from(items: Sequence[VerifyItem], draft: Tensor, vocab_size: int) -> Tensor:
