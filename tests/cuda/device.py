@@ -15,6 +15,7 @@ import collections
 import contextlib
 import importlib.util
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -98,6 +99,13 @@ class PretendedTensor(torch.Tensor):
 
     def __invert__(self) -> Tensor:
         return device_now().run(aten.bitwise_not.default, (self,), {})
+
+    def nonzero(self, **_: Any) -> Tensor:  # type: ignore[override]
+        return device_now().run(aten.nonzero.default, (self,), {})
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        """For debuggers and failed assertions: no wait."""
+        return f"{self.inside!r} on {self.device}"
 
     def item(self) -> Any:
         return device_now().run(aten._local_scalar_dense.default, (self,), {})
@@ -238,9 +246,7 @@ class PretendedCuda(TorchDispatchMode):
                 self._check_devices(op, there, here, device)
             self._count_waits(op, args, kwargs, here, device)
         if kwargs.get("pin_memory"):
-            made = op(*args, **kwargs | {"pin_memory": False})
-            _pinned.add(made.untyped_storage().data_ptr())
-            return made
+            return _pin(op(*args, **kwargs | {"pin_memory": False}))
         bare_args, bare_kwargs = tree_map(_bare, args), tree_map(_bare, kwargs)
         out = op(*bare_args, **bare_kwargs)
         if there or device.type == "cuda":
@@ -408,6 +414,13 @@ def _made_on_host(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return make(data, **more).to(torch.device(device))
 
     return made
+
+
+def _pin(tensor: Tensor) -> Tensor:
+    address = tensor.untyped_storage().data_ptr()
+    _pinned.add(address)
+    weakref.finalize(tensor, _pinned.discard, address)
+    return tensor
 
 
 def _bare(value: Any) -> Any:

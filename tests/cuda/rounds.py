@@ -7,11 +7,13 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from draft_worker.engine import DraftEngine
+from draft_worker.sampling import draw
 from paceline.core.messages import (
     CloseSequence,
     Continuations,
@@ -31,6 +33,7 @@ from paceline.core.types import (
     SequenceParams,
     SparseDistribution,
 )
+from paceline.decoding import sampling
 from target_worker.acceptance.items import VerifyItem
 from target_worker.engine import TargetEngine
 from target_worker.verify import verify_items
@@ -39,7 +42,7 @@ from tests.cuda.workers import BLOCK_SIZE, Models, draft_engine, models_on, targ
 from tests.unit.grammar.tiny import VOCAB
 
 Engine = TargetEngine | DraftEngine
-Told = dict[str, tuple[object, ...]]
+Told = dict[str, tuple[Any, ...]]
 """What was answered to each sequence."""
 
 NUM_ROUNDS: Final = 5
@@ -52,7 +55,7 @@ ONE_WAIT: Final = 1
 """What a round of any kind is to wait for in the end: its answer."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
     """One kind of round of one worker."""
 
@@ -75,8 +78,8 @@ class Kind:
 
     def params_of(self, sequence: int) -> SequenceParams:
         """Of each sequence its own seed."""
-        sampling = SamplingParams(seed=11 + sequence, max_tokens=100, ignore_eos=True, **self.sampling)
-        return SequenceParams(sampling, self.mode, prompt_length=PROMPT)
+        asked = SamplingParams(seed=11 + sequence, max_tokens=100, **self.sampling)
+        return SequenceParams(asked, self.mode, prompt_length=PROMPT)
 
     def engine_on(self, models: Models) -> Engine:
         """The worker that is asked."""
@@ -142,7 +145,8 @@ class Row:
 def script_of(kind: Kind) -> list[Round]:
     """The rounds of a kind, with the answers of a CPU."""
     models = models_on(CPU)
-    with _blocks_left(kind, models):
+    # Of the same support a CPU draws in another order: the same distribution, and other tokens.
+    with _blocks_left(kind, models), patch.object(draw, "draw_sparse", _drawn_in_tensors):
         return (_draft_script if kind.drafts else _target_script)(kind, models)
 
 
@@ -175,14 +179,14 @@ def answered(engine: Engine, commands: Sequence[Any]) -> Told:
 
 
 def worked_ahead(engine: Engine) -> Told:
-    """What a draft tells of itself until it has nothing to do."""
-    told: Told = {}
+    """The last that a draft tells of each outcome until it has nothing to do."""
+    told: dict[str, dict[Any, Any]] = {}
     for _ in range(200 if isinstance(engine, DraftEngine) else 0):
         if not engine.has_work:
             break
         for name, proposals in _told(engine.step()).items():
-            told[name] = (*told.get(name, ()), *proposals)
-    return {name: tuple(sorted(proposals)) for name, proposals in told.items()}
+            told.setdefault(name, {}).update(proposals)
+    return {name: tuple(sorted(proposals.items())) for name, proposals in told.items()}
 
 
 def _told(events: Sequence[Any]) -> Told:
@@ -226,6 +230,15 @@ def _target_script(kind: Kind, models: Models) -> list[Round]:
     _close(target)
     _close(draft)
     return script
+
+
+def _drawn_in_tensors(
+    scores: torch.Tensor, u: torch.Tensor, mass: float, bound: int
+) -> tuple[list[int], list[SparseDistribution]]:
+    """`draw_sparse` as it is on a device."""
+    ids, probabilities, lengths, _ = sampling.truncate_support(scores.softmax(-1), mass, bound)
+    column = sampling.draw(probabilities, u)
+    return ids.gather(1, column[:, None])[:, 0].tolist(), sampling.to_sparse(ids, probabilities, lengths)
 
 
 def _proposal_of(draft: Engine, name: str, number: int, ledger: Sequence[int], k: int) -> Proposal:
@@ -303,8 +316,8 @@ JUDGINGS: Final[dict[str, tuple[Mapping[str, Any], AcceptanceMode, int]]] = {
 
 def judged(name: str, cuda: PretendedCuda, device: torch.device) -> tuple[Row, Sequence[Outcome | None]]:
     """What judging 16 rounds of 5 rows takes when it is done the second time, and what it says."""
-    sampling, mode, launches = JUDGINGS[name]
-    items, logits = judged_items(sampling, mode), judged_logits().to(device)
+    asked, mode, launches = JUDGINGS[name]
+    items, logits = judged_items(asked, mode), judged_logits().to(device)
     verify_items(items, logits, logits)
     with cuda.counting() as counts:
         outcomes = verify_items(items, logits, logits)
@@ -312,15 +325,15 @@ def judged(name: str, cuda: PretendedCuda, device: torch.device) -> tuple[Row, S
 
 
 @functools.cache
-def _judged_params(mode: AcceptanceMode, sampling: tuple[tuple[str, Any], ...]) -> list[SequenceParams]:
-    return [Kind("", dict(sampling), mode).params_of(i) for i in range(JUDGED)]
+def _judged_params(mode: AcceptanceMode, asked: tuple[tuple[str, Any], ...]) -> list[SequenceParams]:
+    return [Kind("", dict(asked), mode).params_of(i) for i in range(JUDGED)]
 
 
-def judged_items(sampling: Mapping[str, Any], mode: AcceptanceMode) -> list[VerifyItem]:
+def judged_items(asked: Mapping[str, Any], mode: AcceptanceMode) -> list[VerifyItem]:
     """Rounds whose draft tokens are drawn from the same few, equally likely."""
     ids, shares = np.arange(8, dtype="<u4").tobytes(), np.full(8, 1 / 8, dtype="<f4").tobytes()
     sent = (SparseDistribution(ids, shares),) * K if mode.facts.needs_q else ()
-    all_params = _judged_params(mode, tuple(sampling.items()))
+    all_params = _judged_params(mode, tuple(asked.items()))
     return [
         VerifyItem(params, range(PROMPT), Proposal(tuple((i + j) % 8 for j in range(K)), (), sent))
         for i, params in enumerate(all_params)

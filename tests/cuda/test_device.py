@@ -42,8 +42,9 @@ def test_rows_by_a_number_elsewhere_are_an_error(cuda: PretendedCuda, index: str
 
 
 def test_a_single_number_may_be_on_the_host(cuda: PretendedCuda) -> None:
+    tensor = on_device(1.0, 2.0)
     with cuda.counting() as counts:
-        found = on_device(1.0, 2.0) * torch.tensor(3.0)
+        found = tensor * torch.tensor(3.0)
     assert found.tolist() == [3.0, 6.0]
     assert counts.num_waits == 0
 
