@@ -314,6 +314,11 @@ JUDGINGS: Final[dict[str, tuple[Mapping[str, Any], AcceptanceMode, int]]] = {
 """Parameters, mode, and how many launches it is to take in the end."""
 
 
+def judging_name(name: str) -> str:
+    """Of the row of one of `JUDGINGS`."""
+    return f"judging {JUDGED} x {K + 1} rows, {name}"
+
+
 def judged(name: str, cuda: PretendedCuda, device: torch.device) -> tuple[Row, Sequence[Outcome | None]]:
     """What judging 16 rounds of 5 rows takes when it is done the second time, and what it says."""
     asked, mode, launches = JUDGINGS[name]
@@ -321,7 +326,7 @@ def judged(name: str, cuda: PretendedCuda, device: torch.device) -> tuple[Row, S
     verify_items(items, logits, logits)
     with cuda.counting() as counts:
         outcomes = verify_items(items, logits, logits)
-    return Row.of(f"judging 16 x 5 rows, {name}", counts, {"waits": ONE_WAIT, "launches": launches}), outcomes
+    return Row.of(judging_name(name), counts, {"waits": ONE_WAIT, "launches": launches}), outcomes
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import torch
 from harness.tiers import mostly_full
 
 from target_worker.verify import verify_items
-from tests.cuda import pretended
+from tests.cuda import pretended, rounds
 from tests.cuda.device import PretendedCuda
 from tests.cuda.rounds import (
     JUDGINGS,
@@ -21,6 +21,7 @@ from tests.cuda.rounds import (
     judged,
     judged_items,
     judged_logits,
+    judging_name,
     play,
     script_of,
 )
@@ -105,14 +106,22 @@ def test_judging_costs_no_more(cuda: PretendedCuda, name: str) -> None:
     check_cost(row)
 
 
+def test_every_kind_has_bounds() -> None:
+    ahead = {f"{kind.name}, ahead" for kind in KINDS if kind.branches}
+    assert MOST.keys() == {kind.name for kind in KINDS} | ahead | {judging_name(name) for name in JUDGINGS}
+
+
 def test_the_command_writes_rows_with_their_aims(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["pretended", "--json", "--device", "cuda:1"])
+    monkeypatch.setattr(rounds, "KINDS", [kind for kind in KINDS if kind.name == "plain, greedy"])
+    monkeypatch.setattr(rounds, "JUDGINGS", {"greedy": JUDGINGS["greedy"]})
     pretended.main()
     told = json.loads(capsys.readouterr().out)
-    rows = {row["kind"]: row for row in told["rows"]}
-    assert rows.keys() == MOST.keys()
-    assert all(sum(row["where"].values()) == row["waits"] for row in rows.values())
-    assert rows["judging 16 x 5 rows, block"]["aim"] == {"waits": 1, "launches": 150}
-    assert told["recordings"]["draft"] > 0
+    plain, judging = told["rows"]
+    assert plain["aim"] == {"waits": 1}
+    assert plain["waits"] == sum(plain["where"].values()) == 1
+    assert judging["kind"] == judging_name("greedy")
+    assert judging["aim"] == {"waits": 1, "launches": 40}
+    assert told["recordings"]["target"] > 0
