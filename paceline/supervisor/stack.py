@@ -16,7 +16,6 @@ from paceline.core import limits
 from paceline.core.clock import monotonic
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
-from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.core.security.secret import VARIABLE as SECRET_VARIABLE
 from paceline.core.security.secret import new_secret
 from paceline.core.security.tls import Tls
@@ -50,29 +49,37 @@ def check_tokenizers(target_model: str, draft_model: str) -> None:
     Models without a local tokenizer.json are not checked here; the coordinator compares them later. Raises
     TokenizerMismatchError naming both.
     """
-    prints = [
-        _fingerprint(field, model)
-        for field, model in (("target_model", target_model), ("draft_model", draft_model))
-    ]
-    if None not in prints and prints[0] != prints[1]:
+    target, draft = _vocabulary("target_model", target_model), _vocabulary("draft_model", draft_model)
+    if target is not None and draft is not None and target != draft:
         raise TokenizerMismatchError(
             "draft_model",
-            f"the draft {draft_model} (tokenizer {prints[1]:.12}) and the target {target_model} "
-            f"(tokenizer {prints[0]:.12}) do not share a vocabulary",
+            f"the draft {draft_model} and the target {target_model} do not share a vocabulary: "
+            f"{_difference(draft, target)}",
         )
 
 
-def _fingerprint(field: str, model: str) -> str | None:
+def _difference(draft: Mapping[str, int], target: Mapping[str, int]) -> str:
+    """The least token id in which two vocabularies differ, and their sizes."""
+    first = min(token_id for _, token_id in draft.items() ^ target.items())
+    found = [[token for token, token_id in each.items() if token_id == first] for each in (draft, target)]
+    names = [repr(tokens[0]) if tokens else "missing" for tokens in found]
+    return (
+        f"token {first} is {names[0]} in the draft ({len(draft)} tokens) "
+        f"and {names[1]} in the target ({len(target)} tokens)"
+    )
+
+
+def _vocabulary(field: str, model: str) -> dict[str, int] | None:
     file = Path(assets.resolve(model)) / "tokenizer.json"
     if not file.is_file():
         return None
     from tokenizers import Tokenizer
 
     try:
-        vocabulary = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+        vocabulary: dict[str, int] = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
     except Exception as error:  # tokenizers raises plain Exception
         raise InvalidArgumentError(field, f"{file} cannot be read: {error}") from None
-    return vocabulary_fingerprint(vocabulary)
+    return vocabulary
 
 
 class Stack:
