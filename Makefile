@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TRITON := $(VENV)/.triton
 JOBS ?= 2
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 
@@ -27,6 +28,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
+# A torch with CUDA has its own Triton, and tests its kernels with that.
+$(TRITON): $(STAMP)
+	@$(BIN)/python -c 'import triton' 2>/dev/null || \
+		$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cuda-test]'
+	@touch $(TRITON)
+
 demo: $(STAMP)  ## stream one completion and show where the time went
 	@$(BIN)/paceline demo
 
@@ -37,7 +44,7 @@ test: lint types imports $(STAMP)  ## lint, types, import rules and all regular 
 test-fast: $(STAMP)  ## tests without compiled code, models or other processes: a minute or two
 	$(PYTEST) -m "not full and not slow" $(addprefix --ignore=,$(HEAVY)) tests/unit tests/property
 
-test-full: test  ## `test`, then long matrices, long faults and heavy runs
+test-full: $(TRITON) test  ## `test`, then long matrices, long faults and heavy runs
 	$(PYTEST) -m full
 
 lint: $(STAMP)

@@ -16,6 +16,10 @@ from hypothesis import HealthCheck, settings
 # spend their time waiting. Read when torch is first imported, here and in child processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Triton's kernels run in its interpreter where they cannot be compiled. Read when it is first imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")

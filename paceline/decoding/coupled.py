@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paceline.decoding.cuda.kernels import gumbel_kernels
 from paceline.decoding.gumbel_argmax import best_rows
 from paceline.decoding.noise import MAX_NOISE, CoupledNoise, gumbel
 
@@ -36,8 +37,7 @@ def coupled_choice(scores: Tensor, noise: Noise) -> Tensor:
     if scores.device.type == "cpu":
         tokens, values = _best_on_host(scores, noise, 1)
         return torch.from_numpy(np.where(values > -math.inf, tokens, -1)[:, 0])
-    best = add_coupled_noise(scores, noise).max(-1)
-    return best.indices.where(best.values > -math.inf, -1)
+    return _choice_in_tensors(scores, noise)
 
 
 def ranked(scores: Tensor, noise: Noise, count: int) -> list[list[tuple[int, float]]]:
@@ -63,6 +63,9 @@ def add_coupled_noise(scores: Tensor, noise: Noise) -> Tensor:
     where = [(row, n.seed, n.first) for row, n in enumerate(noise) if n is not None]
     if not where:
         return scores
+    kernels = gumbel_kernels(scores.device)
+    if kernels is not None:
+        return kernels.add_noise(scores, None, *_streams(noise, scores.device))
     sums, vocab_size = scores.to(torch.float64, copy=True), scores.shape[1]
     at_once = max(1, MAX_NOISE // vocab_size)
     for first in range(0, len(where), at_once):
@@ -74,6 +77,14 @@ def add_coupled_noise(scores: Tensor, noise: Noise) -> Tensor:
         else:
             sums.index_add_(0, torch.tensor(rows, device=scores.device), made)
     return sums
+
+
+def _choice_in_tensors(scores: Tensor, noise: Noise) -> Tensor:
+    kernels = gumbel_kernels(scores.device)
+    if kernels is not None:
+        return kernels.choose(scores, None, *_streams(noise, scores.device))[0]
+    best = add_coupled_noise(scores, noise).max(-1)
+    return best.indices.where(best.values > -math.inf, -1)
 
 
 def _best_on_host(
@@ -93,8 +104,20 @@ def _best_on_host(
     return tokens, values
 
 
+def _streams(noise: Noise, device: torch.device) -> Tensor:
+    """int64 [3, R], in one copy: whether a row has noise, the bits of its seed, its position."""
+    rows = [(0, 0, 0) if n is None else (1, n.seed, n.first) for n in noise]
+    numbers = np.array(rows, dtype=np.uint64).reshape(-1, 3).T.copy()
+    return torch.from_numpy(numbers.view(np.int64)).to(device)
+
+
 def _best_in_tensors(scores: Tensor, noise: Noise, count: int) -> tuple[Tensor, Tensor]:
     """As `_best_on_host`, on a device, with one copy to the host."""
+    kernels = gumbel_kernels(scores.device) if count == 1 else None
+    if kernels is not None:
+        chosen, best = kernels.choose(scores, None, *_streams(noise, scores.device))
+        told = torch.stack([chosen.double(), best], dim=-1).cpu()
+        return told[:, :1].long(), told[:, 1:]
     sums = add_coupled_noise(scores, noise).double()
     values, tokens = sums.topk(count, dim=-1)
     # Among equals the lowest id must come first; `topk` guarantees no order.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.decoding import coupled, gumbel_argmax
+from paceline.decoding import coupled, cuda, gumbel_argmax
 from paceline.decoding.coupled import Noise, add_coupled_noise, coupled_choice, ranked
+from paceline.decoding.cuda import kernels
 from paceline.decoding.noise import CoupledNoise, Purpose, gumbel, uniforms
 from paceline.decoding.theory import coupled_acceptance
 
@@ -115,6 +117,13 @@ def test_a_device_ranks_tokens_equally_lowest_id_first() -> None:
         for row, found, worth in zip(wanted, tokens.tolist(), values.tolist(), strict=True):
             assert len(set(found)) == count
             assert worth[: len(row)] == pytest.approx([value for _, value in row], rel=1e-12)
+
+
+def test_a_device_without_triton_uses_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "paceline.decoding.cuda.gumbel_kernels", raising=False)
+    monkeypatch.delattr(cuda, "gumbel_kernels", raising=False)
+    assert kernels._tried.__wrapped__(torch.device("cpu")) is None
 
 
 def test_bounds_exceed_all_noise_of_their_words() -> None:

@@ -25,6 +25,7 @@ from paceline.core.errors import ResourceExhaustedError
 from paceline.decoding.noise import CoupledNoise, gumbel
 from paceline.engine.backends.attention import inspect_attention
 from paceline.engine.backends.attention_group import AttentionGroup
+from paceline.engine.backends.captured import choosing
 from paceline.engine.backends.captured.backend import PATIENCE, PATIENCE_FULL
 from paceline.engine.backends.captured.buckets import (
     MAX_BATCH_ROWS,
@@ -219,6 +220,44 @@ def test_a_recorded_chain_equals_single_passes(models: Models, traced: Tracer) -
         for table, n in zip(tables, lengths, strict=True):
             table.truncate_to(n)
     assert made == 3 - PATIENCE
+
+
+@pytest.mark.parametrize("num_others", [0, 3])
+def test_kernels_choose_what_tensors_choose(
+    models: Models, num_others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the loop, which is not recorded here. A row without a number ends its chain alone."""
+    triton = pytest.importorskip("triton", reason="no Triton: pip install '.[cuda-test]'")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("the kernels are compiled here, and this model is on a CPU")
+    from paceline.decoding.cuda import gumbel_kernels
+
+    model = loading.random_model(models("llama").config, seed=1)
+    model.model.embed_tokens.weight.data[50] = torch.nan
+    made = []
+    for kernels in (None, gumbel_kernels):
+        monkeypatch.setattr(choosing, "gumbel_kernels", lambda device, found=kernels: found)
+        runner = recording(model, lambda step: step, name="fused_eager")
+        for _ in range(1 + PATIENCE):
+            tables = [runner.new_table() for _ in range(3)]
+            for i, table in enumerate(tables):
+                feed(runner, table, tokens_of(3 + 7 * i, seed=i), want=0)
+            items = [
+                ChainInput(table, [token], 3, temperature, noise, num_others=num_others)
+                for table, token, temperature, noise in zip(
+                    tables,
+                    (3, 4, 50),
+                    (0.0, 0.7, 1.3),
+                    (None, CoupledNoise(2**64 - 1, 11), CoupledNoise(5, 18)),
+                    strict=True,
+                )
+            ]
+            chains = runner.forward_chains(items)
+            for table in tables:
+                table.free()
+        made.append(chains)
+    assert [len(chain.token_ids) for chain in made[0]] == [3, 3, 0]
+    assert made[0] == made[1]
 
 
 def test_a_recorded_chain_continues_from_branches(models: Models, traced: Tracer) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from paceline.decoding.cuda.kernels import GumbelKernels, gumbel_kernels
 from paceline.decoding.noise import gumbel_of
 from paceline.engine.backends.captured.recording import Step
 from paceline.engine.backends.captured.static_inputs import StaticInputs
@@ -39,14 +41,39 @@ def choosing_step(forward: Callable[[RaggedBatch], Tensor], inputs: StaticInputs
             if bucket.noisy:
                 values = values + torch.where(warm[:, None], noise[i], 0.0)
             ids = values.argmax(-1)
-            # A sum is finite only if all of its terms are.
-            sound = torch.isfinite(logits.sum(-1))
-            token = torch.where(sound, ids, -1)[:, None]
-            told.append(torch.cat([token, *_ranked(values, bucket.ranks)], dim=-1))
+            told.append(_told(logits, ids, _ranked(values, bucket.ranks)))
             positions = positions + 1
         return torch.stack(told, dim=1)
 
-    return step
+    def step_by_kernels(kernels: GumbelKernels) -> Tensor:
+        ids, positions = inputs.ids, inputs.positions
+        warm = inputs.temperatures > 0
+        divisors = torch.where(warm, inputs.temperatures, 1.0)
+        noisy = warm.long() if bucket.noisy else torch.zeros_like(inputs.seeds)
+        told = []
+        for _ in range(bucket.steps):
+            logits = forward(inputs.batch(ids, positions))[:, :vocab_size]
+            positions = positions + 1
+            streams = divisors, noisy, inputs.seeds, positions
+            if bucket.ranks:
+                values = kernels.add_noise(logits, *streams)
+                ids, ranks = values.argmax(-1), _ranked(values, bucket.ranks)
+            else:
+                # The next pass looks its ids up, so they are ids even where no logit is a number.
+                ids, ranks = kernels.choose(logits, *streams)[0].clamp_min(0), ()
+            told.append(_told(logits, ids, ranks))
+        return torch.stack(told, dim=1)
+
+    # Before the step is recorded: the first call for a device waits for it.
+    kernels = gumbel_kernels(inputs.ids.device)
+    return step if kernels is None else partial(step_by_kernels, kernels)
+
+
+def _told(logits: Tensor, ids: Tensor, ranks: Sequence[Tensor]) -> Tensor:
+    """The token, -1 where the logits are none, and what is told of the others."""
+    # A sum is finite only if all of its terms are.
+    sound = torch.isfinite(logits.sum(-1, dtype=torch.float64))
+    return torch.cat([torch.where(sound, ids, -1)[:, None], *ranks], dim=-1)
 
 
 def _ranked(values: Tensor, ranks: int) -> Sequence[Tensor]:

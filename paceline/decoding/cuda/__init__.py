@@ -1,0 +1,1 @@
+"""Kernels in Triton for CUDA devices, and the test that says whether a device can use them."""
