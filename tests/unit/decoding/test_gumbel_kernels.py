@@ -63,6 +63,8 @@ def support(scores: Tensor, kind: str) -> Tensor:
     """The scores, -inf outside the support that a filter leaves."""
     if kind == "all":
         return scores
+    if kind == "flat":  # the noise alone chooses
+        return torch.zeros_like(scores)
     p = scores.softmax(-1)
     ordered, ids = p.sort(dim=-1, descending=True, stable=True)
     if kind == "top-k":
@@ -81,6 +83,7 @@ def support(scores: Tensor, kind: str) -> Tensor:
             (2048, 3, "all"),
             (2048, 5, "top-p"),
             (9001, 1, "min-p"),
+            (4096, 3, "flat"),
             (3, 7, "all"),
             (1, 1, "all"),
             (128_256, 1, "top-k"),
@@ -89,7 +92,7 @@ def support(scores: Tensor, kind: str) -> Tensor:
             (128_256, 2, "all"),
             (128_256, 80, "min-p"),
         ],
-        count=6,
+        count=7,
     ),
 )
 def test_sums_and_choices_are_those_of_tensors(vocabulary: int, rows: int, kind: str) -> None:
