@@ -1,1 +1,1 @@
-"""The coordinator: the ledger of every sequence, the rounds between the workers, and what clients talk to."""
+"""The coordinator: the ledger of every sequence, its rounds on the workers, and the APIs for clients."""

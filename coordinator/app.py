@@ -1,4 +1,4 @@
-"""The coordinator as the gRPC and HTTP APIs see it: validated calls in, committed parts out."""
+"""The interface between the APIs and the coordinator: validated calls in, committed parts out."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class Coordinator:
         observers: Sequence[Observer] = (),
         secret: WorkerSecret | None = None,
     ) -> None:
-        """`secret` is shown to the workers. Only with it do tenants' cached prefixes outlive this process."""
+        """`secret` authenticates to workers. Without it, tenants' cached prefixes are lost at a restart."""
         self.config = config
         self.gate = gate or Gate()
         self.vocabulary = vocabulary
         self._texts = LongTexts(vocabulary)
         self.metrics = Metrics()
         self.tenants = TenantMetrics() if config.tenant_metrics else None
-        """Usage by tenant, if the configuration asks for it."""
+        """Usage by tenant; None unless configured."""
         observers = [self.metrics, *([] if self.tenants is None else [self.tenants]), *observers]
         self._reporting = Reporting(observers, clock)
         self.certificates = CertificateExpiry({"tls": config.tls, "worker_tls": config.worker_tls})
@@ -95,12 +95,12 @@ class Coordinator:
         self._target_found = asyncio.Event()
         self._warned: set[str] = set()
         self.readiness_changed = asyncio.Event()
-        """Set whenever `serving` may have changed."""
+        """Set each time `serving` may have changed."""
         self.draining = False
-        """True once the coordinator was told to stop: new requests are refused."""
+        """True once the coordinator is stopping: it then refuses new requests."""
         self.fleet = self._make_fleet(secret)
         self._last_target: common_pb2.WorkerInfo | None = None
-        """The target that was ready last; it may have left since."""
+        """The target that became ready last, even if it has left since."""
 
     def _make_fleet(self, secret: WorkerSecret | None) -> Fleet:
         config, dispatcher = self.config, self.dispatcher
@@ -119,7 +119,7 @@ class Coordinator:
 
     @property
     def links(self) -> Sequence[Link]:
-        """Targets first; those that get no new sequences last."""
+        """All links: targets, then drafts, then workers that get no new sequences."""
         return [*self.dispatcher.targets, *self.dispatcher.drafts, *self.dispatcher.leaving]
 
     async def run(self) -> None:
@@ -146,10 +146,10 @@ class Coordinator:
         return any(link.ready for link in self.dispatcher.targets)
 
     def target_info(self) -> common_pb2.WorkerInfo:
-        """Description of the target that requests are checked against, ready or not.
+        """Description of the target whose limits apply to requests; ready targets come first.
 
-        Of several ready targets, it is the one with the smallest length: any of them may get the request.
-        Raises UnavailableError if no target was ever there.
+        Of several, it is the one with the smallest maximum length, because any of them may get the request.
+        Raises UnavailableError if no target was ever admitted.
         """
         served = [(not link.ready, link.admitted) for link in self.dispatcher.targets if link.admitted]
         if not served and self._last_target is not None:
@@ -160,7 +160,7 @@ class Coordinator:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about a setup that drafts less than it could; empty before a target was there."""
+        """Warnings about a setup that drafts less than it could; empty until a target is known."""
         if not self.has_target:
             return []
         drafts = [link.admitted for link in self.dispatcher.drafts if link.admitted]
@@ -173,7 +173,7 @@ class Coordinator:
 
     @property
     def known_name(self) -> str:
-        """`model_name`, or empty if none is configured and no target was ever there."""
+        """`model_name`; empty if none is configured and no target is known."""
         try:
             return self.model_name
         except UnavailableError:
@@ -181,7 +181,7 @@ class Coordinator:
 
     @property
     def has_target(self) -> bool:
-        """True once a target was there: `target_info` is known."""
+        """True once a target was admitted, so that `target_info` is known."""
         return self._last_target is not None or any(link.admitted for link in self.dispatcher.targets)
 
     @property
@@ -190,12 +190,12 @@ class Coordinator:
         return self.serving and not self.draining
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Text to ids. Raises InvalidArgumentError naming `text`."""
+        """Encode a text. Raises InvalidArgumentError naming `text`."""
         length = self._known_length
         return await self._texts.encode("text", text, length, add_special_tokens=add_special_tokens)
 
     def check_length(self, name: str, characters: int) -> None:
-        """Raises InvalidArgumentError naming `name` if a prompt may not have so many characters."""
+        """Raises InvalidArgumentError naming `name` if a prompt may not have this many characters."""
         self._texts.check_length(name, characters, self._known_length)
 
     @property
@@ -210,11 +210,11 @@ class Coordinator:
 
     @property
     def _known_length(self) -> int:
-        """The model's length, or the greatest allowed one before a target was there."""
+        """The model's maximum length; the greatest allowed one until a target is known."""
         return self.target_info().max_model_len if self.has_target else limits.MAX_PROMPT_TOKENS
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Ids to text, special tokens left out. Raises InvalidArgumentError naming `token_ids`."""
+        """Decode ids without special tokens. Raises InvalidArgumentError naming `token_ids`."""
         if len(token_ids) > limits.MAX_PROMPT_TOKENS:
             raise InvalidArgumentError("token_ids", f"at most {limits.MAX_PROMPT_TOKENS}")
         check_token_ids("token_ids", token_ids, self.vocabulary.size)
@@ -224,15 +224,15 @@ class Coordinator:
     async def generating(
         self, call: GenerateCall, deadline: float = math.inf, group: Group | None = None
     ) -> AsyncIterator[Generation]:
-        """Begin a request, or resume one. The request ends when the block is left.
+        """Begin or resume a request, and end it at the end of the `async with` block.
 
-        Exception: if the request may be resumed and the block is cancelled, the request is held for a while,
-        at most until the client's `deadline` (of the clock). `group` counts the requests of one HTTP call
-        together. Raises PacelineError; InvalidArgumentError names the field.
+        A resumable request whose block is cancelled is held for a while, at most until the client's
+        `deadline` (of the clock). `group` counts the requests of one HTTP call together. Raises
+        PacelineError; InvalidArgumentError names the field.
         """
         with self._reporting.observed(call, self.known_name) as report, contextlib.ExitStack() as counted:
             if call.resumption is None:
-                # Counted before any work is done: waiting and tokenising are work as well.
+                # The request is counted first, since waiting and tokenising take resources too.
                 counted.enter_context((group or self.gate).holding(self.gate.charge(), call.sampling.n))
             self._refuse_when_draining()
             await self.wait_for_target()
@@ -248,7 +248,7 @@ class Coordinator:
                 if request is None:
                     request = self._begin(*prepared)
                     self._count(request, counted)
-                counted.close()  # a request that was held here is counted already
+                counted.close()  # a held request has been counted already
             report.request_id = request.call.request_id
             with self.requests.reading(request, deadline) as reader:
                 generation = self._generation(reader, call)
@@ -287,7 +287,7 @@ class Coordinator:
         own = [self._machines.of_choice(params, choice, has) for choice, has in enumerate(received)]
         ledgers = [self._machines.ledger(prompt, mine, choice, info) for choice, mine in enumerate(own)]
         if any(received):
-            # A million tokens take seconds, during which all other requests would stand still.
+            # A million tokens take seconds, and would block the event loop for all other requests.
             await asyncio.to_thread(_replay, ledgers, received)
         self._refuse_when_draining()
         machines = [self._machines.make(call, *each, info) for each in zip(own, ledgers, strict=True)]
@@ -300,14 +300,14 @@ class Coordinator:
         return named, prompt, await self._echoed(call, prompt), machines
 
     def _count(self, request: Request, counted: contextlib.ExitStack) -> None:
-        """Hand over the counters to the request, and end the request when it is too old."""
+        """Move the counters to the request, and schedule its end at the maximum age."""
         seconds, choices = self.config.max_request_seconds, request.choices
         aging = asyncio.get_running_loop().call_later(seconds, self._expire, choices)
         counted.callback(aging.cancel)
         request.counted = counted.pop_all()
 
     def _generation(self, reader: Reader, call: GenerateCall) -> Generation:
-        """Must run without an await after the request was taken over, so that the queues miss nothing."""
+        """There must be no await between the start of reading and this call, or queues miss commits."""
         request = reader.request
         return Generation(
             request.call.request_id,
@@ -321,7 +321,7 @@ class Coordinator:
     def _begin(
         self, call: GenerateCall, prompt: Sequence[int], echoed: str, machines: Sequence[RoundMachine]
     ) -> Request:
-        """Register the request and submit its sequences, without an await between."""
+        """Register the request and submit its sequences, without an await in between."""
         request = Request(principal.get().name, call, prompt, echoed)
         self.requests.add(request)
         try:
@@ -336,7 +336,7 @@ class Coordinator:
         return request
 
     def _received(self, call: GenerateCall) -> Sequence[Sequence[int]]:
-        """The tokens of each choice that the client has, of a request that is not held here."""
+        """The tokens of each choice that the client already has, for a request that is not held here."""
         resumption = call.resumption
         if resumption is None or resumption.begins:
             return [()] * call.sampling.n
@@ -347,7 +347,7 @@ class Coordinator:
         return resumption.received
 
     def _before(self, request: Request, choice: int, call: GenerateCall) -> Iterable[Commit]:
-        """Past commits of a choice that the client lacks; it gets them before the next round."""
+        """Earlier commits of a choice that the client lacks. They are sent before later commits."""
         running = request.choices[choice]
         ledger, replay = running.state.ledger, running.replay
         count = 0 if call.resumption is None else call.resumption.resume_from[choice]
@@ -361,7 +361,7 @@ class Coordinator:
         return itertools.chain(() if count else echo, replay.missed(count, ledger, fresh))
 
     def _expire(self, choices: Sequence[Running]) -> None:
-        """End a request that is too old, even if its client has stopped reading."""
+        """End a request that has reached the maximum age, even if its client has stopped reading."""
         for running in choices:
             seconds = self.config.max_request_seconds
             self.dispatcher.abort(running, DeadlineExceededError(f"the request is older than {seconds:g} s"))
@@ -371,7 +371,7 @@ class Coordinator:
             raise UnavailableError("the coordinator is stopping")
 
     def close(self) -> None:
-        """End the process that compiles structures, if it runs. May be repeated."""
+        """End the process that compiles structures, if it runs. Repeated calls are allowed."""
         self._structures.close()
 
     async def drain(self, seconds: float) -> None:
@@ -388,7 +388,7 @@ class Coordinator:
             self.dispatcher.abort_all(UnavailableError("the coordinator is stopping"))
 
     def _params(self, call: GenerateCall, prompt_length: int) -> SequenceParams:
-        """Parameters of the request, from which those of each choice are derived."""
+        """Parameters of the request; those of each choice are derived from them."""
         sampling = call.sampling
         if sampling.seed is None:
             sampling = sampling.with_seed(secrets.randbits(64))
@@ -405,7 +405,7 @@ class Coordinator:
         return await self._texts.decode(prompt, skip_special_tokens=call.sampling.skip_special_tokens)
 
     async def parts(self, generation: Generation) -> AsyncIterator[Commit]:
-        """The commits of a request, those of each choice in order. Raises PacelineError."""
+        """Yield the commits of a request; those of one choice come in order. Raises PacelineError."""
         reader = generation.reader
         if reader is not None:
             reader.request.begun = True
@@ -420,7 +420,7 @@ class Coordinator:
             self.took([generation])
 
     def took(self, generations: Iterable[Generation]) -> None:
-        """Their client has read something."""
+        """Record that the client of these generations has read something."""
         for generation in generations:
             if generation.reader is not None:
                 generation.reader.took(self._clock())
@@ -441,16 +441,16 @@ class Coordinator:
                 return
 
     async def wait_for_target(self) -> None:
-        """Wait until a target was there, up to the recovery timeout. Raises UnavailableError."""
+        """Wait up to the recovery timeout for the first target. Raises UnavailableError."""
         try:
-            # `wait_for` would swallow a cancellation in the turn in which the target is found.
+            # `wait_for` would lose a cancellation in the event-loop turn in which the target is found.
             async with asyncio.timeout(self.config.recovery_timeout):
                 await self._target_found.wait()
         except TimeoutError:
             raise UnavailableError("no target worker is available") from None
 
     def _admit(self, link: Link, info: common_pb2.WorkerInfo) -> None:
-        """Raises PacelineError for a worker that cannot serve here, naming both values."""
+        """Check a worker. Raises PacelineError, naming both values, if it cannot serve here."""
         check_role(info, link.role, link.address)
         if link.role == "target":
             if info.tokenizer_fingerprint != self.vocabulary.fingerprint:
@@ -492,4 +492,4 @@ def _replay(ledgers: Sequence[Ledger], received: Sequence[Sequence[int]]) -> Non
         try:
             ledger.replay(token_ids)
         except ValueError:
-            raise InvalidArgumentError("received", "goes on after the end of the output") from None
+            raise InvalidArgumentError("received", "continues after the end of the output") from None

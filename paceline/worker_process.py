@@ -1,4 +1,4 @@
-"""The process of a worker: load, start the engine thread, serve, announce, drain.
+"""Runs a worker process: load, start the engine thread, serve, announce, drain.
 
 Draft and target workers differ only in their engine and the registered service.
 """
@@ -55,10 +55,10 @@ log = logging.getLogger(__name__)
 
 _MIXED_PREFILL_ON_CPU = 16
 CHECK_SECONDS = 1.0
-"""Shortest interval between integrity checks of the cache, which run on a request for the cache's numbers and
-only while no sequence is held, because they block passes."""
+"""Minimum interval between integrity checks of the cache. A check runs if the cache's counters are requested
+while no sequence is held, because it blocks passes."""
 _STOP_SECONDS = 5.0
-"""Time limit for the engine's last step; shorter than a supervisor's."""
+"""Time limit for the engine's last step. It is shorter than a supervisor's limit for the process."""
 
 ConfigT = TypeVar("ConfigT", bound=WorkerConfig)
 
@@ -80,20 +80,20 @@ class Role(Generic[ConfigT]):
 
     name: str
     answers: str
-    """Span name of its part in a round."""
+    """Name of the span for this worker's part of a round."""
     service: str
     """Full name of the gRPC service, for health checks."""
     load: Callable[[ConfigT], Built]
-    """Loads what the engine is made of, on the thread whose device it then works on."""
+    """Loads the parts of the engine, and makes their device current in the calling thread."""
     make_engine: Callable[[Built, ConfigT, WorkerObserver], Holder]
     """Builds the engine. Its parts keep references into the observer, which must not be replaced later."""
     register: Callable[[WorkerShell, grpc.aio.Server], None]
     frame_codec: FrameCodec
-    """Codec of the frames on its stream."""
+    """Codec of the frames on the worker's stream."""
 
 
 class WorkerShell:
-    """The loaded model and its engine thread, as used by the service."""
+    """The loaded model and its engine thread, as the gRPC service uses them."""
 
     def __init__(self, role: Role[ConfigT], config: ConfigT, spans: Spans | None = None) -> None:
         self._role = role
@@ -137,7 +137,7 @@ class WorkerShell:
             self._local = None
 
     async def info(self) -> common_pb2.WorkerInfo:
-        """Description of this worker; the cache's numbers are read between two engine steps."""
+        """Description of this worker; the cache's counters are read between two engine steps."""
         built, config = self._built, self._config
         info = common_pb2.WorkerInfo(
             protocol_version=PROTOCOL_VERSION,
@@ -196,7 +196,7 @@ def check_cache(pool: BlockPool, sequences: HeldSequences[Any]) -> None:
 
 
 def cache_info(pool: BlockPool | None, sequences: HeldSequences[Any]) -> common_pb2.CacheInfo:
-    """The counters of a worker's cache, O(1); zero blocks without a cache."""
+    """Read the counters of a worker's cache in O(1); without a cache, it has zero blocks."""
     if pool is None:
         return common_pb2.CacheInfo(sequences=len(sequences))
     index = sequences.prefix_index
@@ -261,7 +261,7 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
             watcher.cancel()
             expiry.cancel()
             shell.guard.close()
-            shell.stop_locally()  # first, because these streams are no longer answered
+            shell.stop_locally()  # before the engine thread ends, which answers these streams
             if not shell.thread.stop(_STOP_SECONDS):
                 _leave_the_engine()
             if metrics is not None:
@@ -269,7 +269,7 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
             if spans is not None:
                 await asyncio.to_thread(spans.close)
     if server.abandoned:
-        # Only a restart helps without the engine thread, so the exit code must report a failure.
+        # Without the engine thread the process must be restarted, so its exit code must report a failure.
         raise InternalError("the engine thread died")
 
 

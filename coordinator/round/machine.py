@@ -1,18 +1,18 @@
 """The state machine of one sequence's rounds: events in, actions out, without I/O, clock or randomness.
 
-The dispatcher carries out the actions and brings back the answers. steps.py has the round itself. This module
-maps events to steps and handles everything that can go wrong:
+The dispatcher carries out the actions and returns the workers' answers as events. steps.py implements a round
+in which nothing fails. This module maps events to steps and handles failures:
 
-| what happens | what the sequence does |
+| event | reaction of the sequence |
 |---|---|
 | the draft worker fails, hangs or is gone | the round goes on with an empty proposal |
-| the target worker is gone | STALLED until one is ready, then reopened from the ledger, epoch + 1 |
-| it is gone again and again in one round | the sequence fails: the round may be what kills it |
-| it is late, but answers others | the round is sent again, or goes to another target worker |
-| the target has no room beside older sequences | WAITING until blocks are free, then sent again |
-| a worker lost the sequence | opened again from the ledger |
-| a worker lacks tokens | the round is sent again with the tail it lacks |
-| the client reads slowly | PAUSED between rounds until it caught up |
+| the target worker is gone | STALLED until a target is ready; then it is reopened, epoch + 1 |
+| that happens `MAX_LOSSES` times in one round | the sequence fails, because its round may crash targets |
+| the target worker is late but answers others | the round is sent again, or goes to another target worker |
+| the target has no blocks beside older sequences | WAITING until blocks are free, then sent again |
+| a worker lost the sequence | it is reopened from the ledger |
+| a worker lacks tokens | the round is sent again with the missing tokens |
+| the client reads slowly | PAUSED between rounds until the client has caught up |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from paceline.core.errors import (
 from paceline.core.messages import Continuations, DraftProposal, PromptLogprobs, RoundVerdict, SequenceFailed
 
 MAX_ATTEMPTS = 4
-"""Times one round may be put to the target again before the sequence fails."""
+"""The sequence fails when the target has refused one round this many times."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class RoundMachine:
         self.steps = Steps(self.state)
 
     def give_up(self, error: PacelineError) -> list[Action]:
-        """End the sequence with an error, because the dispatcher knows that it cannot go on."""
+        """End the sequence with an error that the dispatcher found."""
         state = self.state
         return [] if state.phase is Phase.DONE else state.fail(error)
 
@@ -99,12 +99,12 @@ class RoundMachine:
         return self._note(signal, now)
 
     def _note(self, signal: Signal, now: float) -> list[Action]:
-        """Signals that only update the state, or change the target."""
+        """Handle the signals that only update the state or concern the target."""
         state = self.state
         match signal:
             case Signal.ADMITTED:
                 if state.phase is Phase.NEW:
-                    state.deadline = now + state.deadlines.recovery  # the time in the queue is not of it
+                    state.deadline = now + state.deadlines.recovery  # time in the queue does not count
             case Signal.TARGET_LOST:
                 return state.lose_target(now)
             case Signal.TARGET_LATE:
@@ -118,7 +118,7 @@ class RoundMachine:
         return []
 
     def _on_draft_failure(self, failure: SequenceFailed, now: float) -> list[Action]:
-        """The draft refused or failed something. That costs speed only."""
+        """Handle an error from the draft worker. It costs speed only."""
         state = self.state
         if failure.epoch != state.draft.epoch or failure.round not in (0, state.round):
             return []
@@ -129,7 +129,7 @@ class RoundMachine:
             case FailedPreconditionError(known_length=known):
                 state.draft.behind(known, state.ledger)
             case _:
-                # Closed, not just forgotten: the worker still holds its blocks.
+                # The sequence is closed explicitly, because the worker still holds its blocks.
                 closing = state.close_draft()
                 return [*closing, *(self.steps.go_on_without_draft(now) if drafting else [])]
         if not drafting:
@@ -158,8 +158,8 @@ class RoundMachine:
                 # The target considers the proposal invalid: go on without it.
                 state.drop_proposal()
             case InternalError() if state.present.proposal.num_draft_tokens and state.params.target_decides:
-                # The model may fail on tokens that it would not choose. Where acceptance draws by ratios,
-                # dropping the proposal would bias the output towards tokens that it does not fail on.
+                # The model may fail on tokens that it would not choose. In modes that accept by probability
+                # ratio, dropping the proposal would bias the output, so there the sequence fails.
                 state.drop_proposal()
             case error:
                 return state.fail(error)
@@ -171,7 +171,7 @@ class RoundMachine:
         return self.steps.verify(state.present.proposal, now)
 
     def _resume_on_target(self, now: float) -> list[Action]:
-        """Open the sequence from the ledger, and send the round that was in progress again."""
+        """Reopen the sequence from the ledger, and resend the round that was in progress."""
         state = self.state
         if state.round == 0:
             return self.steps.begin(now)

@@ -1,7 +1,7 @@
-"""What is already decided about the next round while the present one is being verified. Pure.
+"""The part of the next round that is decided while the present round is being verified. Pure.
 
-The target may be offered the next round's proposal for some outcomes of the present one, or told that every
-other outcome is followed by a plain round. It then begins the next round by itself.
+For some outcomes of the present round, the target may be offered the next round's proposal. It may also be
+told that a plain round follows every other outcome. In both cases it begins the next round by itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from paceline.core.types import Outcome, Proposal, Verdict
 
 @dataclass(slots=True)
 class NextRound:
-    """The next round's K, and what the target was offered of it."""
+    """The next round's K and the offers made to the target."""
 
     num_wanted: int | None = None
-    """K, once it was needed."""
+    """K; None until it is chosen."""
     plain_otherwise: bool = False
-    """The target was told that an outcome without an offer is followed by a plain round."""
+    """The target was told that a plain round follows each outcome without an offer."""
     guess: Guess | None = None
     """The context source's guess that was offered, if any."""
     offers: dict[Outcome, Proposal] = field(default_factory=dict)
@@ -30,20 +30,20 @@ class NextRound:
     """Draft tokens of the proposal that was offered first for each outcome."""
 
     def offer(self, proposals: Mapping[Outcome, Proposal]) -> None:
-        """Record proposals that the target is sent."""
+        """Record proposals that are sent to the target."""
         self.offers.update(proposals)
         for outcome, proposal in proposals.items():
             self._first_offers.setdefault(outcome, proposal.num_draft_tokens)
 
     def offered(self, outcome: Outcome) -> Proposal:
-        """The longest proposal for an outcome; an empty one where none was offered."""
+        """The longest proposal offered for an outcome; an empty one if none was offered."""
         return self.offers.get(outcome, NOTHING)
 
     def follows(self, verdict: Verdict) -> Proposal | None:
-        """The proposal that the target judges next without being asked; None if the target waits.
+        """The proposal that the target judges next by itself; None if the target waits for a command.
 
-        If the verdict does not say what the target went on with, the offer for this outcome reaches the
-        target later. The target begins with the first offer, which may be the shorter one of two.
+        If the verdict does not say that the next round has begun, an offer for this outcome may still be on
+        its way. The target begins with the first offer that arrives, which may be shorter than a later one.
         """
         count = verdict.went_on_with
         if count is None:

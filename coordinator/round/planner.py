@@ -1,7 +1,7 @@
-"""Plans a round: which source proposes, if any, and how many tokens. Pure.
+"""Plans a round: the source of its proposal, if any, and the number of draft tokens. Pure.
 
-A round is planned when it begins, or during the round before it if a worker can use the plan: the draft's
-continuations have the planned length, and the target begins a plain round by itself.
+A round is planned when it begins, or during the previous round if a worker can use the plan: continuations
+from the draft are cut to the planned length, and the target begins a plain round by itself.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class Planner:
     """Chooses K."""
     sources: Sequence[ContextSource]
     num_speculative_tokens: int
-    """The most draft tokens of a round; 0 needs no draft worker."""
+    """Maximum number of draft tokens per round; with 0 no draft worker is needed."""
     vocabulary_size: int
     target_max_len: int
     draft_max_len: int = 0
     chosen: int = 0
-    """K as the policy chose it last; a round may have room for fewer."""
+    """The policy's last choice of K; a round may have room for fewer draft tokens."""
 
     def room(self, more: int = 0) -> int:
-        """Draft tokens there is room for once the ledger has grown by `more` tokens; may be negative."""
+        """Maximum draft tokens of a round after the ledger has grown by `more` tokens; may be negative."""
         return min(self.room_on_target(more), self.draft_max_len - len(self.ledger) - more + 1)
 
     def room_on_target(self, more: int = 0) -> int:
-        """The same for a proposal of a context source: the draft's length does not limit it."""
+        """The same for a proposal from a context source, which the draft's maximum length does not limit."""
         return min(self.ledger.remaining - more - 1, self.target_max_len - len(self.ledger) - more)
 
     def wanted_now(self, round_number: int, planned: int | None) -> int:
-        """K of the round that begins.
+        """Choose K of the round that begins.
 
         The first round has K = 0: its target pass prefills the prompt, and drafting must not delay the first
         token. The last rounds have a smaller K: tokens past `max_tokens` or a model's length are wasted.
@@ -54,11 +54,11 @@ class Planner:
         return min(planned if planned is not None else self._choose(room), room)
 
     def wanted_next(self, round_number: int) -> int:
-        """K of the next round. The verdict of this one adds at least one token."""
+        """Choose K of the next round. The verdict on the present round adds at least one token."""
         return self._choose(max(0, self.room(1))) if self.draft.usable(round_number + 1) else 0
 
     def guess(self, num_wanted: int) -> Guess | None:
-        """The best guess of a context source, if it is worth more than `num_wanted` tokens of the draft."""
+        """The best guess of a context source, if it is worth more than `num_wanted` draft tokens."""
         most = min(self.num_speculative_tokens, self.room_on_target())
         if most <= 0:
             return None
@@ -67,9 +67,9 @@ class Planner:
         return self.policy.choose_guess(guesses, most, num_wanted) if guesses else None
 
     def guess_ahead(self, present: PresentRound) -> tuple[Outcome, Guess] | None:
-        """A guess for the next round, and its outcome of this round: full acceptance and a bonus token.
+        """A guess for the next round, and the outcome it assumes: full acceptance and a certain bonus token.
 
-        The source that proposed this round also guesses the bonus token.
+        If a source proposed the present round, the same source guesses the bonus token.
         """
         proposal = present.proposal.token_ids
         if not self.sources or present.drafted:
@@ -90,7 +90,7 @@ class Planner:
     def shortened(
         self, proposal: Proposal, outcome: Outcome, num_wanted: int, known: Proposal
     ) -> Proposal | None:
-        """The draft's continuation, cut to the length that the next round may have; None if useless."""
+        """Cut a continuation from the draft to the next round's maximum length; None if it is useless."""
         most = min(num_wanted, self.room(outcome.num_accepted + 1))
         return shortened(proposal, most, self.vocabulary_size, known)
 

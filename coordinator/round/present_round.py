@@ -1,4 +1,4 @@
-"""The round that a sequence is in."""
+"""The present round of a sequence."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class PresentRound:
     number: int = 0
     """0 before the first round."""
     num_wanted: int = 0
-    """K: draft tokens to ask the draft for, if the draft is asked."""
+    """K: number of draft tokens requested if the draft is asked."""
     num_unread: int = 0
-    """Ledger tokens that the draft had not read when it was asked."""
+    """Number of ledger tokens that the draft had not read when it was asked."""
     proposal: Proposal = NOTHING
     guess: Guess | None = None
     """The guess behind the proposal, if a context source made it."""
     prefills: bool = False
-    """The target computes the sequence from its beginning."""
+    """True if the target computes the sequence from its beginning."""
     record: RoundRecord = field(default_factory=RoundRecord)
 
     @property

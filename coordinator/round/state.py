@@ -21,16 +21,16 @@ from paceline.core.errors import InternalError, PacelineError, ResourceExhausted
 from paceline.core.types import SequenceParams, Verdict
 
 MAX_LOSSES = 8
-"""Target workers that may be lost in one round before the sequence fails: its round may be what kills them.
-Restarts of several workers, one after another, must stay below."""
+"""A sequence fails when its target is lost this many times in one round, because the round may crash targets.
+Restarting several workers one after another must not reach this number."""
 
 
 @dataclass(slots=True)
 class RoundState:
     """The state of one sequence's rounds.
 
-    Its parts: the ledger, a view of each worker, the present round, what is decided about the next one, and a
-    planner, which decides which source proposes.
+    It consists of the ledger, a view of each worker, the present round, early decisions about the next round,
+    and the planner, which chooses the source of each proposal.
     """
 
     sequence_id: str
@@ -48,7 +48,7 @@ class RoundState:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     times: RoundTimes = field(default_factory=RoundTimes)
     committed: RoundRecord | None = None
-    """The round committed last. The dispatcher takes it and sets None."""
+    """The last committed round. The dispatcher reads it and sets it to None."""
     target: TargetView = field(init=False)
     draft: RemoteDraft = field(init=False)
     planner: Planner = field(init=False)
@@ -66,7 +66,7 @@ class RoundState:
         draft_max_len: int,
         sources: Sequence[ContextSource],
     ) -> None:
-        """Nothing is known of the workers. The planner has the rest: see there."""
+        """Create views of two unknown workers, and pass the other arguments to the planner."""
         self.target, self.draft = TargetView(self.sequence_id), RemoteDraft(self.sequence_id)
         self.planner = Planner(
             self.ledger,
@@ -91,7 +91,7 @@ class RoundState:
 
     @property
     def unfinished(self) -> RoundRecord | None:
-        """The round that has begun and is not committed."""
+        """The round that has begun and is not committed; None if there is none."""
         record = self.present.record
         return record if record.number and not record.num_tokens else None
 
@@ -101,12 +101,12 @@ class RoundState:
         return self.target.losses
 
     def await_turn(self, now: float) -> None:
-        """Restart the recovery deadline: a target is ready, but other sequences go first."""
+        """Restart the recovery deadline, because a target is ready but serves other sequences first."""
         if self.phase is Phase.STALLED:
             self.deadline = now + self.deadlines.recovery
 
     def wait_for_blocks(self, refused_round: int, error: ResourceExhaustedError) -> list[Action]:
-        """Wait for free blocks. Nothing is wrong with the round, so this is not an attempt.
+        """Wait for free blocks. The round itself is valid, so this does not count as an attempt.
 
         A worker that refused the round (`refused_round` > 0) has freed its blocks and keeps the sequence's
         place among the others. A worker that refused the opening never had the sequence.
@@ -119,7 +119,7 @@ class RoundState:
         return [*closing, WaitForBlocks(error, preempted)]
 
     def yield_blocks(self) -> list[Action]:
-        """Free both caches while paused for the client; they are computed again when it has caught up."""
+        """Free both caches while the client is behind. They are recomputed after it has caught up."""
         if self.phase is not Phase.PAUSED:
             return []
         return [*self.close_target(), *self.close_draft()]
@@ -136,12 +136,12 @@ class RoundState:
         self.present.drop_proposal()
 
     def stall(self, now: float) -> None:
-        """Keep everything, and wait for a target worker until the recovery deadline."""
+        """Wait for a target worker until the recovery deadline, and keep the state."""
         self.phase, self.deadline = Phase.STALLED, now + self.deadlines.recovery
         self.planner.policy.on_suspend()
 
     def lose_target(self, now: float) -> list[Action]:
-        """The target worker is gone. This sequence's round may be the cause."""
+        """Handle the loss of the target worker, which this sequence's round may have caused."""
         self.target.lose()
         if self.phase is Phase.VERIFYING:
             self.target.losses += 1
@@ -153,14 +153,14 @@ class RoundState:
         return []
 
     def leave_target(self, now: float) -> list[Action]:
-        """Close the sequence at a target that is alive, because another target takes it over."""
+        """Close the sequence on a live target, because another target takes it over."""
         closing = self.close_target()
         self.target.lose()
         self.stall(now)
         return closing
 
     def ask_again(self, now: float) -> list[Action]:
-        """Send the round again. A target that computes it ignores this; one with a verdict repeats that."""
+        """Resend the round. The target ignores it while computing, and repeats the verdict if it has one."""
         self.deadline = now + self.deadlines.target
         commands = self.target.verify(self.ledger, self.params, self.round, self.present.proposal)
         return [ToTarget(command) for command in commands]
@@ -172,14 +172,14 @@ class RoundState:
         return [ToDraft(command) for command in self.draft.closing()]
 
     def finish(self, now: float, *, goes_on: bool) -> list[Action]:
-        """Close after the ledger has ended. A target that `goes_on` has begun one more round."""
+        """Close after the ledger has ended. If the target `goes_on`, it has begun one more round."""
         if goes_on:
             since = self.present.record.left_target
             self.present.record = RoundRecord(self.round + 1, now, target_since=since)
         return self.close()
 
     def close(self) -> list[Action]:
-        """End the sequence, and free it at both workers."""
+        """End the sequence and close it on both workers."""
         actions = [*self.close_target(), *self.close_draft()]
         self.phase, self.deadline = Phase.DONE, None
         self.planner.policy.on_suspend()

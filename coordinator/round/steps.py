@@ -2,15 +2,15 @@
 
     begin -> DRAFTING -> proposal -> VERIFYING -> verdict -> commit, emit -> begin the next
 
-A context source (coordinator/proposers/) may make the proposal instead; then no draft is waited for.
+A context source (coordinator/proposers/) may make the proposal instead; DRAFTING is then skipped.
 
-While a verification is in progress, the draft may send continuations: proposals for its likely outcomes.
-They are offered to the target. When one of these outcomes comes true, the target begins the next round by
-itself, with the verdict or as soon as the offer arrives; the draft is told and continues from there. If the
-next round is a plain one, the target is told so in advance and begins it by itself as well.
+During a verification the draft may send continuations, which are proposals for its likely outcomes. They are
+offered to the target. If one of these outcomes occurs, the target begins the next round by itself, with the
+verdict or as soon as the offer arrives. The draft is told which outcome occurred and continues from there. If
+the next round is plain, the target is told in advance and also begins it by itself.
 
-Nothing that was emitted is ever taken back: a verdict is committed whole (or clipped where the sequence
-ends) before anything of it is emitted.
+Emitted tokens are never taken back: a verdict is committed, clipped where the sequence ends, before any of
+its tokens is emitted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Steps:
     state: RoundState
 
     def begin(self, now: float) -> list[Action]:
-        """Step 1: get a proposal from a context source or ask the draft for one; a plain round has none."""
+        """Step 1: take a context source's proposal, ask the draft for one, or begin a plain round."""
         state = self.state
         if state.client_behind:
             state.phase, state.deadline = Phase.PAUSED, None
@@ -63,7 +63,7 @@ class Steps:
         return state.present
 
     def ask_draft(self, now: float) -> list[Action]:
-        """Ask the draft for a proposal, and wait until its deadline."""
+        """Ask the draft for a proposal, and set the deadline for its answer."""
         state = self.state
         draft, present = state.draft, state.present
         present.num_unread = draft.unread(state.ledger)
@@ -75,7 +75,7 @@ class Steps:
         ]
 
     def on_proposal(self, event: DraftProposal, now: float) -> list[Action]:
-        """Step 2: the proposal came; send it to the target."""
+        """Step 2: send the draft's proposal to the target."""
         state = self.state
         if not (state.phase is Phase.DRAFTING and state.draft.answers(event, state.round)):
             return []
@@ -125,9 +125,9 @@ class Steps:
         return state.next.num_wanted
 
     def _begin_early_round(self, proposal: Proposal, now: float, *, late: bool) -> list[Action]:
-        """The target has begun the next round by itself, or will when the offer arrives.
+        """Enter the next round, which the target has begun by itself or begins when the offer arrives.
 
-        If the offer was `late`, the round is also sent, in case the target could not use the offer.
+        If the offer may be `late`, the round is also sent, in case the target cannot use the offer.
         """
         state = self.state
         guess, since = state.next.guess, state.present.record.left_target
@@ -156,7 +156,7 @@ class Steps:
         state.planner.policy.on_proposal(proposal.num_draft_tokens, 0.0, 0)
 
     def _follow(self, proposal: Proposal) -> Action:
-        """Tell the draft which branch came true. It does not answer, and looks ahead of that proposal."""
+        """Tell the draft which branch was right. The draft drafts ahead of it and sends no proposal."""
         state = self.state
         num_draft = proposal.num_draft_tokens
         ahead = max(num_draft, state.planner.chosen)
@@ -170,8 +170,8 @@ class Steps:
             state.stall(now)
             return []
         if len(state.ledger) >= state.planner.target_max_len:
-            # The ledger ends at the length that was promised; the present target may serve less.
-            why = f"the target worker that is there serves {state.planner.target_max_len} tokens at most"
+            # The request was checked against another target, which served a greater length.
+            why = f"the present target worker serves {state.planner.target_max_len} tokens at most"
             return state.fail(UnavailableError(why, state.ledger.num_generated - 1))
         commands = state.target.verify(state.ledger, state.params, state.round, proposal)
         self._verifying(now, prefills=not state.target.computed)
@@ -179,7 +179,7 @@ class Steps:
         return [*(ToTarget(command) for command in commands), *ahead, *self._read_ahead()]
 
     def _read_ahead(self) -> list[Action]:
-        """Let the draft read the prompt while the target does, if the next round will ask the draft."""
+        """Let the draft prefill the prompt during the target's prefill, if the next round asks the draft."""
         state = self.state
         draft = state.draft
         if state.round != 1 or draft.open or not draft.usable(state.round + 1) or not self._wanted_next():
@@ -187,7 +187,7 @@ class Steps:
         return [ToDraft(command) for command in draft.opening(state.ledger, state.params)]
 
     def _offer_next_round(self) -> list[Action]:
-        """If the draft is not asked in the next round, let the target begin that round by itself."""
+        """If the next round does not ask the draft, let the target begin that round by itself."""
         state = self.state
         if not state.next.plain_otherwise:
             # Without room there may be no next round at all.
@@ -223,7 +223,7 @@ class Steps:
         if state.ledger.num_generated == 0:
             state.stats.cached_prompt_tokens = min(verdict.timings.cached_tokens, state.ledger.prompt_length)
         timing = None if state.present.prefills else Verification.of(waited, verdict.timings)
-        # The policy learns from the whole verdict; statistics count committed tokens only.
+        # The policy gets the whole verdict; the statistics count committed tokens only.
         state.planner.policy.on_verdict(num_draft, verdict.num_accepted, timing, state.present.guess)
         # The worker extended its own copy of the ledger with the same tokens.
         state.target.known, state.target.computed = len(state.ledger) + len(verdict.token_ids), True
@@ -240,8 +240,8 @@ class Steps:
     def on_prompt_logprobs(self, event: PromptLogprobs, now: float) -> list[Action]:
         """The target reports log-probabilities of the prompt while it prefills.
 
-        They are also accepted while the sequence waits for blocks: the round may have been sent twice, and
-        only one of the two refused.
+        They are also accepted while the sequence waits for blocks, because the round may have been sent twice
+        and refused once.
         """
         state = self.state
         asked = state.phase in (Phase.VERIFYING, Phase.WAITING)

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 PATIENCE = 2
-"""Missed deadlines in a row after which a draft that answered nobody counts as hung. One is not enough: a
-draft that reads a long prompt for its only sequence is silent, too."""
+"""A draft worker counts as hung after this many missed deadlines in a row without any answer. One is not
+enough, because a draft that prefills a long prompt for its only sequence is silent too."""
 
 
 @dataclass(slots=True)
@@ -15,17 +15,17 @@ class Silence:
     """How long one draft worker has been silent."""
 
     since: float = -math.inf
-    """When the worker was last heard from, or when the last counted deadline passed."""
+    """Time of the worker's last answer, or of the last counted deadline if that is later."""
     deadlines: int = 0
-    """Deadlines missed in a row since the worker was heard from or its link started over."""
+    """Deadlines missed in a row since the worker last answered or its link was restarted."""
     hang_ups: int = 0
-    """How often its link was started over because of silence."""
+    """Number of times the link was restarted since the worker last answered."""
 
     def is_too_long(self, sent_at: float, deadline: float) -> bool:
-        """A round that was sent at `sent_at` got no proposal by `deadline`. True if the link must start over.
+        """Record that a round sent at `sent_at` got no proposal by `deadline`. True if the link must restart.
 
-        Rounds that wait at the same time count once. Starting over may discard the work that kept the draft
-        silent, so each time it is given twice as long, until it is heard from.
+        Rounds that wait at the same time count once. A restart may discard the work that kept the draft
+        silent, so each restart doubles the number of deadlines allowed, until the draft answers.
         """
         if sent_at < self.since:
             return False

@@ -16,7 +16,7 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
 
 LONG_TEXT = 10_000
-"""Characters or tokens from which the tokenizer works in a thread, so that other streams go on."""
+"""Above this many characters or tokens, the tokenizer runs in a thread, so that other streams go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Vocabulary:
         return cls(tokenizer, vocabulary_fingerprint(vocabulary), max(vocabulary.values()) + 1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids as transformers gives them, by default with the tokenizer's own special tokens.
+        """Encode a text to the ids that transformers gives, by default with the tokenizer's special tokens.
 
-        For texts known to be short, and for `LongTexts`, which bounds the others.
+        Callers must know that the text is short; `LongTexts` encodes all others and bounds their length.
         """
         if len(text) > LONG_TEXT:
             # The library releases the interpreter lock only for a batch.
@@ -57,13 +57,13 @@ class Vocabulary:
         return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def token_names(self, token_ids: Sequence[int]) -> list[str | None]:
-        """Tokens as the vocabulary writes them; None for an id without one."""
+        """The vocabulary's spelling of each token; None for an id that has no token."""
         return [self.tokenizer.id_to_token(token_id) for token_id in token_ids]
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token inside a text, special tokens included.
+        """The text of one token as it appears after other text. Special tokens are included.
 
-        Incomplete characters show as U+FFFD.
+        Incomplete characters appear as U+FFFD.
         """
         text = self._token_texts.get(token_id)
         if text is None:
@@ -77,7 +77,7 @@ class Vocabulary:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each word at the beginning of a text and after a space, if they differ.
+        """The token ids of each word, at the beginning of a text and after a space, without duplicates.
 
         Raises InvalidArgumentError.
         """
@@ -99,9 +99,9 @@ class Vocabulary:
 
 @lru_cache(maxsize=4)
 def _letter(tokenizer: Tokenizer) -> tuple[tuple[int, ...], str]:
-    """A token and its text that can precede another token: decoders strip the space that begins a text.
+    """A single-letter token and its text; both are empty if there is no such token.
 
-    Both are empty if no token is a single letter.
+    A decoder strips the space at the beginning of a text. Decoding a token after a letter keeps its space.
     """
     for letter in string.ascii_letters:
         token_id = tokenizer.token_to_id(letter)

@@ -1,4 +1,4 @@
-"""The links to all workers that the directories list: one for each, ended when it is of no use."""
+"""Keeps one link to each worker that the directories list, and ends links that are no longer needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coordinator.workers.directory.interface import Member, MemberState, WorkerD
 from coordinator.workers.links import Link
 
 IDLE_CHECK_SECONDS = 0.05
-"""How often a link to a worker that is listed no more is looked at."""
+"""Interval between checks whether the link to an unlisted worker can be ended."""
 
 Key = tuple[str, str]
 """Role and address of a worker."""
@@ -19,28 +19,28 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class FleetObserver:
-    """What a fleet calls when the use of a link changes; all calls happen on the event loop."""
+    """Callbacks of a fleet for changes of its links, called on the event loop."""
 
     entered: Callable[[Link], None]
-    """The worker takes sequences from now on."""
+    """The worker takes new sequences from now on."""
     leaving: Callable[[Link], None]
-    """It takes no new ones; it may enter again."""
+    """The worker takes no new sequences; it may enter again."""
     left: Callable[[Link], None]
-    """It has none, and its link has ended."""
+    """The link has ended."""
 
 
 class Fleet:
-    """Follows directories. A worker that several of them list has one link."""
+    """Follows the directories. A worker has one link even if several directories list it."""
 
     def __init__(
         self, directories: Sequence[WorkerDirectory], make: Callable[[Member], Link], observer: FleetObserver
     ) -> None:
-        """`make` makes the link to a worker; the fleet runs it."""
+        """`make` creates the link to a worker, without running it."""
         self._directories = directories
         self._make = make
         self._observer = observer
         self._listed: list[Sequence[Member]] = [()] * len(directories)
-        """What each directory lists."""
+        """The present list of each directory."""
         self._links: dict[Key, Link] = {}
         self._leaving: set[Link] = set()
         """Links to workers that take no new sequences."""
@@ -59,7 +59,7 @@ class Fleet:
             self.update(number, members)
 
     def update(self, number: int, members: Sequence[Member]) -> None:
-        """Take in the membership of directory `number` as it is now."""
+        """Apply the new list of directory `number`."""
         self._listed[number] = members
         wanted = self._wanted()
         for key, member in wanted.items():
@@ -77,7 +77,7 @@ class Fleet:
         self._changed.set()
 
     def report(self, link: Link, refusal: str) -> None:
-        """The worker at this link cannot be used: tell the directories that list it."""
+        """Tell the directories that list this link's worker why it cannot be used."""
         for directory, members in zip(self._directories, self._listed, strict=True):
             for member in members:
                 if (member.role, member.address) == (link.role, link.address):
@@ -87,7 +87,7 @@ class Fleet:
         return {(member.role, member.address): member for members in self._listed for member in members}
 
     async def _tend(self, group: asyncio.TaskGroup) -> None:
-        """Run each link until its worker is listed no more and its stream or its sequences have ended."""
+        """Run each link until its worker is no longer listed and its stream or its sequences have ended."""
         while True:
             for link in self._links.values():
                 if link not in self._tasks:

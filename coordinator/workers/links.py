@@ -1,8 +1,8 @@
-"""The connection to one worker: found, checked, streamed to, lost, and found again.
+"""The connection to one worker: connects, checks the worker, exchanges frames, and reconnects.
 
-A link reconnects for as long as the coordinator lives. Commands queued in one turn of the event loop
-leave together, at its end or when it is flushed, in one frame if one holds them. Frames go through gRPC, or
-through the worker's local socket where it offers one and the coordinator finds it.
+A link reconnects until it is cancelled. Commands queued in one turn of the event loop are sent together, at
+the end of the turn or at `flush`, in one frame unless they are too large. Frames go through gRPC, or through
+the worker's local socket if the worker offers one that the coordinator can open.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from paceline.v1 import common_pb2
 log = logging.getLogger(__name__)
 
 INFO_SECONDS = 5.0
-"""Seconds that a worker may take to describe itself once it is connected."""
+"""Time limit for a connected worker's description of itself."""
 RECONNECT_SECONDS = 0.1
 REFUSED_RETRY_SECONDS = 2.0
-"""Seconds until a refused worker is tried again: it may be restarted with another model."""
+"""Seconds until a refused worker is tried again, since it may have been restarted with another model."""
 
 
 class LinkState(enum.Enum):
@@ -49,19 +49,19 @@ class LinkState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinkObserver:
-    """What a link calls. All calls happen on the event loop."""
+    """Callbacks of a link, called on the event loop."""
 
     admit: Callable[[Link, common_pb2.WorkerInfo], None]
-    """Raises PacelineError to refuse the worker."""
+    """Checks the worker; raises PacelineError to refuse it."""
     ready: Callable[[Link], None]
     lost: Callable[[Link], None]
     events: Callable[[Link, Sequence[Any]], None]
     refused: Callable[[Link, str], None] = lambda _link, _refusal: None
-    """The worker cannot be used, and why."""
+    """Called with the reason if the worker cannot be used."""
 
 
 class Link:
-    """One worker, by address."""
+    """The connection to the worker at one address."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Link:
         """Create a link that is not connected yet.
 
         Args:
-            tls: only a worker whose certificate names this link's role is accepted. Local sockets are not
-                used then, since they have no certificates.
+            tls: if set, the worker's certificate must name this link's role, and local sockets are not used,
+                since they have no certificates.
             secret: sent with every call.
         """
         self.address = address
@@ -90,11 +90,11 @@ class Link:
         self.known: common_pb2.WorkerInfo | None = None
         """The worker's last description of itself, whether or not it was admitted."""
         self.admitted: common_pb2.WorkerInfo | None = None
-        """The description that was last admitted. It limits requests also while the worker is away."""
+        """The last admitted description. Requests are checked against it even while the worker is away."""
         self.load = 0
         """Sequences assigned to this worker."""
         self.settled = asyncio.Event()
-        """Set once the worker was ready or refused for the first time."""
+        """Set from the first time that the worker is ready or refused."""
         self._observer = observer
         self._channel: grpc.aio.Channel | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -119,9 +119,9 @@ class Link:
             self._pending.set()
 
     def flush(self) -> None:
-        """Send queued commands now, not at the end of this turn of the event loop.
+        """Send queued commands now instead of at the end of this turn of the event loop.
 
-        Only a local stream can do so: gRPC takes a frame only from a task that can wait.
+        This works for local streams only: writing a frame to gRPC must be awaited in a task.
         """
         if self._outbox and isinstance(self._stream, unix_stream.LocalStream):
             commands, self._outbox = self._outbox, []
@@ -159,11 +159,10 @@ class Link:
         """Keep the worker connected until cancelled."""
         while True:
             try:
-                # A fresh channel finds a restarted worker at once, without the old one's backoff.
+                # A new channel reaches a restarted worker at once; the old one may be in backoff.
                 opened = open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls, "worker_tls")
             except InvalidArgumentError as error:
-                # Perhaps the certificates are being renewed. The status must not reveal where the files
-                # are.
+                # The certificates may be in renewal. The status must not reveal the paths of the files.
                 pause = self._refuse(error, f"{error.field} cannot be used")
             except OSError as error:
                 self._end(str(error))
@@ -175,14 +174,14 @@ class Link:
             await asyncio.sleep(pause)
 
     async def _session(self, channel: grpc.aio.Channel) -> float:
-        """One connection, from first contact to its end. Returns seconds to wait before the next."""
+        """Run one connection from beginning to end. Returns the seconds to wait before the next one."""
         try:
             info = self.known = await self.protocol.info(channel, INFO_SECONDS, self._metadata)
             self._observer.admit(self, info)
             self.admitted = info
             await self._converse(channel, info)
         except UnavailableError as error:
-            # The worker is sound, but there is no target yet that it could be compared with.
+            # No target is known yet that this draft worker could be compared with.
             self._end(str(error), reached=True)
         except PacelineError as error:
             return self._refuse(error)
@@ -191,18 +190,18 @@ class Link:
                 return self._refuse(from_rpc_error(error))
             self._end(self._told(error.code()))
         except DecodeError:
-            self._end("it sends bytes that are no message")
+            self._end("it sends bytes that are not a message")
         except grpc.aio.UsageError:
             self._end("the stream broke")
         except OSError as error:
-            # For example, out of descriptors. That must not end the links to all other workers.
+            # For example, the process has no descriptors left. That must not end the links to other workers.
             self._end(str(error))
         return RECONNECT_SECONDS
 
     def _refuse(self, error: PacelineError, reason: str = "") -> float:
-        """The worker cannot be used for now. Returns the seconds until it is tried again.
+        """Record that the worker cannot be used for now. Returns the seconds until the next attempt.
 
-        `reason` is shown to clients instead of the error, if the error says too much.
+        `reason` replaces the error's text in the status, if that text must not be shown to clients.
         """
         was_ready = self.ready
         is_news = self.state is not LinkState.REFUSED
@@ -221,8 +220,8 @@ class Link:
         name = code.name.lower()
         if self._tls is None or self.known is not None:
             return name
-        # A failed handshake looks like a worker that is not there yet.
-        return f"{name}; its certificate must name {self._tls.server_name}, and ours suit it"
+        # gRPC reports a failed handshake like a worker that is not running.
+        return f"{name}; its certificate must name {self._tls.server_name}, and it must accept ours"
 
     def _end(self, reason: str, *, reached: bool = False) -> None:
         was_ready, before = self.ready, self.reason
@@ -234,7 +233,7 @@ class Link:
             log.warning("the %s worker at %s is lost: %s", self.role, self.address, reason)
             self._observer.lost(self)
         elif not reached and reason != before:
-            log.warning("the %s worker at %s is not reached: %s", self.role, self.address, reason)
+            log.warning("cannot reach the %s worker at %s: %s", self.role, self.address, reason)
 
     async def _converse(self, channel: grpc.aio.Channel, info: common_pb2.WorkerInfo) -> None:
         beside = await self._connect_locally(info)
@@ -283,4 +282,4 @@ class Link:
                     for frame in framed(commands, self.protocol.request):
                         await stream.write(frame)
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    return  # the reader sees the same end and reports it
+                    return  # the reader sees the same error and reports it

@@ -1,4 +1,4 @@
-"""What differs between the streams to a draft worker and to a target worker."""
+"""The differences between streams to draft workers and to target workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_METADATA: Final[Metadata] = ()
 
 @dataclass(frozen=True, slots=True)
 class StreamProtocol:
-    """One kind of worker."""
+    """The stream to one kind of worker."""
 
     role: str
     """`draft` or `target`."""
@@ -26,12 +26,12 @@ class StreamProtocol:
     question: Callable[[], Message]
     """Request of `GetWorkerInfo`."""
     stream: str
-    """Method of the stub: the bidirectional stream."""
+    """Name of the stub's method for the bidirectional stream."""
     request: Callable[[Sequence[Any]], Message]
-    """A frame of commands."""
+    """Builds a frame of commands."""
     response: type[Message]
     events: Callable[[Any], Sequence[Any]]
-    """The events of a response."""
+    """Extracts the events of a response."""
 
     async def info(
         self, channel: grpc.aio.Channel, seconds: float, metadata: Metadata = NO_METADATA
@@ -44,22 +44,22 @@ class StreamProtocol:
         return info
 
     def open(self, channel: grpc.aio.Channel, metadata: Metadata = NO_METADATA) -> Any:
-        """The bidirectional stream."""
+        """Open the bidirectional stream."""
         return getattr(self.stub(channel), self.stream)(metadata=metadata)
 
     def take(self, response: Any) -> Sequence[Any]:
-        """The events of a response that came from gRPC. Raises DecodeError."""
+        """Extract the events of a response read by gRPC. Raises DecodeError."""
         return self.events(_readable(response))
 
     def read(self, frame: bytes) -> Sequence[Any]:
-        """The events of a response that came as bytes. Raises DecodeError."""
+        """Extract the events of a response given as bytes. Raises DecodeError."""
         return self.events(self.response.FromString(frame))
 
 
 def _readable(message: Any) -> Any:
-    """The message that grpc.aio read. It is None for bytes that do not parse: raises DecodeError."""
+    """Return a message read by grpc.aio. Raises DecodeError if it is None, which means undecodable bytes."""
     if message is None:
-        raise DecodeError("a worker sent bytes that are no message")
+        raise DecodeError("a worker sent bytes that are not a message")
     return message
 
 
@@ -82,4 +82,4 @@ DRAFT = StreamProtocol(
     frames.draft_events,
 )
 PROTOCOLS: Final = {protocol.role: protocol for protocol in (TARGET, DRAFT)}
-"""By role."""
+"""The protocols by role."""

@@ -24,28 +24,28 @@ _row_params = RowParamsCache()
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One draft token; `distribution` is the one it was drawn from, in modes where the target needs it."""
+    """One draft token, and in modes where the target needs it, the distribution it was drawn from."""
 
     token_id: int
     distribution: SparseDistribution | None = None
     others: tuple[int, ...] = ()
     """The next best tokens by the same scores, best first: candidates for the target's correction."""
     margin: float = 0.0
-    """Its score less the best other one's, where others are ranked: how sure the draft is."""
+    """Its score minus the best other token's: how sure the draft is. 0 unless other tokens are ranked."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseTape:
-    """All noise of one round: it depends on the round's place alone, not on any token."""
+    """All noise of one round. It depends on the seed and the round's position, and not on any token."""
 
     coupled: CoupledNoise | None = None
-    """From its first token on, in coupled mode."""
+    """Coupled mode: the noise from the round's first token on."""
     uniforms: Tensor | None = None
-    """float64 [K] in the other modes."""
+    """Other modes: float64 [K]. Greedy decoding has neither."""
 
     @classmethod
     def record(cls, params: SequenceParams, base_length: int, k: int) -> NoiseTape:
-        """Coupled noise belongs to the token's position, a draft's own draws to the round (noise.py)."""
+        """Derive coupled noise from each token's position, or the draft's own noise from the round."""
         seed = params.sampling.seed
         assert seed is not None
         if params.sampling.greedy:
@@ -57,7 +57,7 @@ class NoiseTape:
 
 @dataclass(slots=True)
 class DrawStep:
-    """What the draw of one token depends on besides the logits."""
+    """The inputs of one draw, besides the logits."""
 
     params: SequenceParams
     ledger: Sequence[int]
@@ -78,15 +78,15 @@ def draw_tokens(
     """Draw the next draft token of every sequence.
 
     Args:
-        steps: one a sequence.
-        logits: float [S, V], the draft's after each sequence's tokens so far.
-        support_mass: share of q's mass the sparse distributions hold.
-        support_bound: the most tokens in one of them.
-        eos_token_ids: the model's, for `min_tokens`.
+        steps: one per sequence.
+        logits: float [S, V], the draft's logits after each sequence's tokens so far.
+        support_mass: share of q's probability mass that a sparse distribution keeps.
+        support_bound: maximum number of tokens in a sparse distribution.
+        eos_token_ids: the model's end-of-sequence ids, needed for `min_tokens`.
         num_others: how many other tokens to rank.
 
     Returns:
-        One token a sequence, in order.
+        One token per sequence, in order.
     """
     row_params = _row_params.build(
         [step.params.sampling for step in steps],
@@ -109,7 +109,7 @@ def draw_tokens(
 
 
 def draws_alone(params: SequenceParams, eos_token_ids: Sequence[int]) -> bool:
-    """True when nothing but a temperature and noise acts between the logits and each token."""
+    """True if only a temperature and noise are applied to the logits to choose each token."""
     one = [params.sampling], [1], torch.device("cpu")
     row_params = _row_params.build(*one, eos_token_ids, [params.bad_words_token_ids])
     return row_params.only_temperature
@@ -118,7 +118,7 @@ def draws_alone(params: SequenceParams, eos_token_ids: Sequence[int]) -> bool:
 def _draw_from_supports(
     steps: Sequence[DrawStep], members: Sequence[int], scores: Tensor, support_mass: float, support_bound: int
 ) -> dict[int, Drawn]:
-    """Tokens of the steps whose drafts are judged by a ratio, by index of the step."""
+    """Draw for the steps whose drafts are judged by a probability ratio. Returns tokens by step index."""
     rows = scores if len(members) == len(steps) else scores[members]
     u = [_uniform(steps[i]) for i in members]
     drawn = draw_sparse(rows, torch.tensor(u, dtype=torch.float64), support_mass, support_bound)
@@ -126,7 +126,7 @@ def _draw_from_supports(
 
 
 def _uniform(step: DrawStep) -> float:
-    """The uniform of a step's draw, for a sequence whose draft is judged by a ratio."""
+    """The uniform number for a step's draw, if its draft is judged by a probability ratio."""
     assert step.tape.uniforms is not None
     return float(step.tape.uniforms[len(step.drafts)])
 
@@ -134,13 +134,13 @@ def _uniform(step: DrawStep) -> float:
 def _with_others(
     drawn: Sequence[Drawn], ranks: Sequence[Sequence[tuple[int, float]]], scores: Tensor, count: int
 ) -> list[Drawn]:
-    """Add to each token the next best ones and its margin.
+    """Add the next best tokens and the margin to each drawn token.
 
     Args:
         drawn: S tokens.
         ranks: the best tokens of each row and their values, best first.
-        scores: float [S, V], without noise: those of tokens that were drawn although they are not the best.
-        count: how many other tokens to tell.
+        scores: float [S, V], without noise; used for drawn tokens that are not the best of their row.
+        count: how many other tokens to report.
     """
     own = [best[0][1] for best in ranks]
     away = [i for i, (d, best) in enumerate(zip(drawn, ranks, strict=True)) if d.token_id != best[0][0]]

@@ -1,4 +1,4 @@
-"""gRPC channel options and error translation of both clients."""
+"""gRPC channel options and error translation of the synchronous and the asynchronous client."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class CallCutError(CancelledError):
 
 
 def cut_by(error: PacelineError, *, closed: bool) -> PacelineError:
-    """Turn a cut call into UnavailableError unless the caller closed it."""
+    """Convert CallCutError to UnavailableError, unless this client closed the call itself (`closed`)."""
     if isinstance(error, CallCutError) and not closed:
         return UnavailableError("the server ended the call")
     return error
 
 
 _NEVER_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving")
-"""Beginnings of gRPC's messages for calls without a connection."""
+"""Prefixes of gRPC's error messages for calls that never had a connection."""
 
 
 @dataclass(slots=True)
 class Contact:
-    """Whether a client has ever reached its server. Set by any thread."""
+    """Whether a client has ever reached its server. Any thread may set it."""
 
     made: bool = False
 
@@ -57,11 +57,11 @@ class Contact:
 
 
 KEEPALIVE_MILLISECONDS = 30_000
-"""Silence of the peer, during a call, after which it is pinged."""
+"""During a call, the peer is pinged after this much silence."""
 KEEPALIVE_TIMEOUT_MILLISECONDS = 10_000
-"""Time without an answer to the ping after which the connection is lost."""
+"""If a ping is not answered within this time, the connection counts as lost."""
 RECONNECT_MILLISECONDS = 2_000
-"""Longest time until calls reach a server that is back."""
+"""Maximum backoff: calls reach a restarted server within this time."""
 
 
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
@@ -97,9 +97,10 @@ def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def readable(message: _Message | None) -> _Message:
-    """The message read by grpc.aio, which returns None for undecodable bytes.
+    """Return a message read by grpc.aio.
 
-    Raises InternalError for these, as the synchronous API does.
+    Raises InternalError if it is None, which is what grpc.aio returns for undecodable bytes. The synchronous
+    API raises the same error.
     """
     if message is None:
         raise InternalError("the server sent bytes that are not a message of this method")
@@ -110,8 +111,8 @@ def readable(message: _Message | None) -> _Message:
 def translated() -> Iterator[None]:
     """Translate gRPC errors raised inside to errors of `paceline.core.errors`.
 
-    grpc.aio raises asyncio.CancelledError also if the call or channel was cancelled instead of the caller's
-    task. Only the former is translated; a cancelled task stays cancelled.
+    grpc.aio raises asyncio.CancelledError if the call, the channel or the caller's task is cancelled. The
+    error is translated for a cancelled call or channel, and raised unchanged for a cancelled task.
     """
     try:
         yield

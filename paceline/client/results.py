@@ -38,7 +38,7 @@ class Usage:
 class SpeculativeDecoding:
     """Speculation statistics of one completion, named as in vLLM's per-request block.
 
-    If a stream was resumed on a server that no longer held the request, they cover only the part after that.
+    If a stream was resumed on a server that no longer held the request, only the resumed part is counted.
     """
 
     mean_acceptance_length: float
@@ -55,7 +55,7 @@ class SpeculativeDecoding:
     num_accepted_draft_tokens: int
     """Committed draft tokens: the tokens of origin `accepted`."""
     acceptance_rate_per_position: tuple[float, ...]
-    """Entry i: accepted share of the draft tokens at position i that were accepted or replaced."""
+    """Entry i: accepted share of the draft tokens at position i that were judged."""
     num_rounds: int
     """All rounds, including plain decoding."""
     num_lookahead_hits: int
@@ -68,7 +68,7 @@ class SpeculativeDecoding:
 class RoundTimings:
     """Sums over all rounds of one completion, in seconds.
 
-    If a stream was resumed on a server that no longer held the request, they cover only the part after that.
+    If a stream was resumed on a server that no longer held the request, only the resumed part is counted.
     """
 
     draft: float
@@ -83,7 +83,7 @@ class RoundTimings:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One token at one position under the target's distribution, before penalties, filters and so on."""
+    """One token at one position under the target's distribution, before temperature and filters."""
 
     logprob: float
     rank: int
@@ -110,7 +110,7 @@ class CompletionOutput:
     """Origin of each token."""
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None
-    """The stop string or stop token id that ended it; None for end-of-sequence and length."""
+    """The stop string or stop token id that ended the output; None for end-of-sequence and length."""
     logprobs: tuple[PositionLogprobs, ...] | None = None
     """One entry per token; None unless requested."""
     speculative_decoding: SpeculativeDecoding
@@ -118,7 +118,7 @@ class CompletionOutput:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """The sum over the tokens; None unless `logprobs` were requested."""
+        """The sum of the tokens' log-probabilities; None unless `logprobs` were requested."""
         if self.logprobs is None:
             return None
         pairs = zip(self.token_ids, self.logprobs, strict=True)
@@ -143,7 +143,7 @@ class GenerationResult(CompletionOutput):
     outputs: tuple[CompletionOutput, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary for JSON. `outputs` is omitted for a single completion, which it would repeat."""
+        """A dictionary for JSON, without `outputs` for a single completion, whose fields it has already."""
         plain: dict[str, Any] = to_plain(self)
         for output, shown in zip((self, *self.outputs), (plain, *plain["outputs"]), strict=True):
             shown["cumulative_logprob"] = output.cumulative_logprob
@@ -154,7 +154,7 @@ class GenerationResult(CompletionOutput):
 
 @dataclass(frozen=True, slots=True)
 class GenerationChunk:
-    """The tokens committed by one round. The concatenated texts of a choice's chunks are its text.
+    """The tokens committed by one round. A choice's text is the concatenation of its chunks' texts.
 
     After a broken stream, missed tokens arrive in chunks of up to 256 tokens from several rounds. Text may
     lag behind the tokens, because it never ends inside a character or a possible stop string; the rest

@@ -2,7 +2,7 @@
 
 A tree is a list of nodes in topological order, each with the index of its parent, or -1 for children of the
 root (the newest token of the ledger). Row 0 of choices and of p belongs to the root, row i + 1 to node i.
-Each function returns the decision on one sequence (S = 1) whose path holds node indices.
+The acceptance functions return a Decision on one sequence (S = 1); its path holds node indices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def children_of(parents: Sequence[int]) -> list[list[int]]:
     """Children in order: entry 0 for the root, entry i + 1 for node i.
 
     Raises:
-        InvalidArgumentError: `proposal.parents`; a parent does not come before its child.
+        InvalidArgumentError: `proposal.parents`, if a parent does not come before its child.
     """
     children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents):
@@ -33,9 +33,9 @@ def children_of(parents: Sequence[int]) -> list[list[int]]:
 
 
 def walk_coupled(token_ids: Sequence[int], parents: Sequence[int], choices: Tensor) -> Decision:
-    """Descend to the child that equals the target's choice until there is none.
+    """Starting at the root, follow the child that equals the target's choice, until no child does.
 
-    With argmaxes as choices, this is greedy decoding (SpecInfer, Miao et al. 2024).
+    If the choices are argmaxes, this is greedy decoding (SpecInfer, Miao et al. 2024).
 
     Args:
         token_ids: N draft tokens.
@@ -63,9 +63,9 @@ def accept_tree_rejection(
     Siblings are tried in order: child c is accepted with probability min(1, p(c)/q(c)); after a rejection
     p becomes norm(max(0, p - q)) for the next sibling, and for the final draw when none is left.
 
-    Lossless if siblings are independent draws from their q, or drawn without replacement with each q
-    renormalised over the tokens that earlier siblings left. `accept_u` must be new in every round (see
-    noise.py).
+    The result has the target's distribution if siblings are independent draws from their q, or are drawn
+    without replacement and each q is renormalised over the tokens that earlier siblings left. `accept_u` must
+    be drawn anew in every round (see noise.py).
 
     Args:
         token_ids: N draft tokens.

@@ -1,6 +1,6 @@
-"""What a directory of workers is.
+"""The interface of a worker directory.
 
-To add one: a file here with a class that has `watch` and `report`, and a line in registry.py.
+To add a directory, write a class with `watch` and `report` in a file here, and add a line to registry.py.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Protocol
 
 
 class MemberState(enum.Enum):
-    """What a listed worker is there for."""
+    """Whether a listed worker takes new sequences."""
 
     READY = "ready"
-    """It takes sequences."""
+    """The worker takes new sequences."""
     DRAINING = "draining"
-    """It takes no new sequences and keeps those that it has."""
+    """The worker takes no new sequences and keeps its present ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as a directory lists it. What it serves, it says itself once it is connected."""
+    """A worker as a directory lists it. Once connected, the worker itself reports which model it serves."""
 
     role: str
     """`target` or `draft`."""
@@ -35,13 +35,13 @@ class WorkerDirectory(Protocol):
     """Lists the workers of a coordinator."""
 
     def watch(self) -> AsyncIterator[Sequence[Member]]:
-        """The whole membership, whenever it changes, beginning with the present one.
+        """Yield the complete list of workers: the present list first, then a new one after each change.
 
-        No worker is listed twice in one membership. A worker that is missing gets no new sequences, and keeps
-        its connection until the stream or its sequences end; so a directory that is wrong for a moment costs
-        nothing. The iterator may end when nothing can change any more. A source that fails for a while is
-        asked again here: an exception ends the coordinator.
+        A list names each worker at most once. A worker that is not listed gets no new sequences. It keeps its
+        connection until its stream or its sequences end, so a list that is wrong for a moment does no harm.
+        The iterator may end if the list can no longer change. An exception from it ends the coordinator, so
+        the directory must retry a source that fails.
         """
 
     def report(self, member: Member, refusal: str) -> None:
-        """The coordinator cannot use this worker, and says why. It goes on trying while it is listed."""
+        """Called if the coordinator cannot use a worker. It keeps trying while the worker is listed."""

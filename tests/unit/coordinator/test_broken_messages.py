@@ -113,7 +113,7 @@ async def test_an_invalid_answer_is_requested_again(protocol: StreamProtocol) ->
         running = asyncio.create_task(link.run())
         await until(running, lambda: worker.asked >= 2)
         assert (link.state, link.known) == (LinkState.CONNECTING, None)
-        assert link.reason == "it sends bytes that are no message"
+        assert link.reason == "it sends bytes that are not a message"
         running.cancel()
         await asyncio.wait([running])
     assert seen.states == []

@@ -146,7 +146,7 @@ async def test_an_unreachable_worker_is_logged_once_a_reason(
     lines = [record.getMessage() for record in caplog.records if record.name == links.__name__]
     assert len(lines) == 2
     for line, code in zip(lines, ("unavailable", "deadline_exceeded"), strict=True):
-        assert line.startswith(f"the target worker at worker:1 is not reached: {code}")
+        assert line.startswith(f"cannot reach the target worker at worker:1: {code}")
 
 
 async def test_a_worker_that_must_wait_is_not_called_unreachable(

@@ -1,7 +1,7 @@
-"""Log-probabilities in OpenAI's two forms, and the prompt's in vLLM's.
+"""Formats log-probabilities: OpenAI's completion and chat formats, and vLLM's format for prompts.
 
-They belong to the target's own distribution, before temperature and filters. Bytes of a token that are not
-whole characters show as U+FFFD.
+Values come from the target's distribution before temperature and filters. In token texts, incomplete
+characters appear as U+FFFD.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LOWEST = -9999.0
 class TextOffsets:
     """Start offsets of a text's tokens, in order. A token starts where the text of the tokens before it ends.
 
-    Special tokens therefore take no characters, unless `echo` spells them out, and all tokens of one
-    character start where it starts.
+    Special tokens therefore have no length unless they appear in `echo`. If several tokens encode one
+    character, all of them start at the offset of that character.
     """
 
     detokenizer: Detokenizer
@@ -64,7 +64,7 @@ def spellings(tokenizer: Tokenizer) -> Mapping[int, re.Pattern[str]]:
 
 @dataclass(frozen=True, slots=True)
 class LogprobWriter:
-    """Formats log-probabilities, with tokens named by their texts."""
+    """Builds the log-probability objects of API responses."""
 
     vocabulary: Vocabulary
     names_by_id: bool = False
@@ -73,12 +73,12 @@ class LogprobWriter:
     def completion(
         self, entries: Sequence[TokenLogprobs], offsets: TextOffsets, *, first_token: int | None = None
     ) -> dict[str, list[Any]]:
-        """Parallel lists for a completion.
+        """The `logprobs` object of a completion: parallel lists with one entry per token.
 
         Args:
-            entries: one a token, in order.
-            offsets: offsets of the text that they continue.
-            first_token: the prompt's first token, which has no log-probability, if `entries` begin after it.
+            entries: one per token, in order.
+            offsets: offsets of the text that these tokens continue.
+            first_token: the prompt's first token, if `entries` begin after it. It has no log-probability.
         """
         first = [] if first_token is None else [first_token]
         token_ids = [*first, *(entry.token_id for entry in entries)]
@@ -91,7 +91,7 @@ class LogprobWriter:
         }
 
     def _likeliest(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The token itself and the likeliest ones; of tokens with equal text the likelier one is kept."""
+        """The token itself and the most likely ones. Of tokens with equal text, the likeliest counts."""
         result = {self._text(entry.token_id): _finite(entry.logprob)}
         for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
             text = self._text(token_id)
@@ -99,7 +99,7 @@ class LogprobWriter:
         return result
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """The list for a message."""
+        """The `logprobs` object of a chat message."""
         content = [
             {
                 **self._token(entry.token_id, entry.logprob),
@@ -121,7 +121,7 @@ class LogprobWriter:
         }
 
     def prompt(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
-        """One entry a prompt token: log-probabilities by token id. The first entry is None."""
+        """One entry per prompt token, keyed by token id. The first entry is None."""
         return [None, *(self._ranked(entry) for entry in entries)]
 
     def _ranked(self, entry: TokenLogprobs) -> dict[str, Any]:

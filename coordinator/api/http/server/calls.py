@@ -13,15 +13,15 @@ from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InvalidArgumentError
 
 OTHER = "other"
-"""Path label of calls without a route: a client's own paths are not repeated."""
+"""Metric label of unknown paths and methods, so that clients cannot create labels."""
 LEFT = 499
-"""Status of a call whose client went away before the response began."""
+"""Status of a call whose client disconnected before the response began."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _QUIET = frozenset({"/health", "/ping", "/metrics"})
 
 
 class HttpCallObserver:
-    """ASGI middleware between the handler of unexpected errors and the handlers of known errors."""
+    """ASGI middleware. It runs inside the handler of unexpected errors and outside those of known errors."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, clock: Clock = monotonic) -> None:
         self._app = app
@@ -29,7 +29,7 @@ class HttpCallObserver:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on, and count it at its end."""
+        """Forward the call to the application, then count and log it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

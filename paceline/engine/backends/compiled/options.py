@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-# NaN inputs must give NaN outputs, so that a broken model is noticed: sums may be reordered (the same way for
-# every row), but no assumption about values is allowed.
+# A NaN input must give a NaN output, so that a broken model is detected. These flags therefore permit
+# reordered sums (in the same order for every row), but not `nnan` and `ninf`, which assume finite values.
 _MATH: Final = {"reassoc", "contract", "nsz", "arcp"}
 OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastmath": _MATH}
