@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 WITHHELD = "(its text is not logged)"
 _LEVEL_VARIABLE = "PACELINE_LOG_LEVEL"
+_LEVELS = frozenset({"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"})
 _BARE = re.compile(r"""[^\s="'\\]+""")
 """Values that need no quotes in a text line."""
 _CHILD_LINE = re.compile(r"\[([^\]]+)\] (.*)", re.DOTALL)
@@ -168,7 +169,8 @@ def configure_logging(
 
 def _level() -> str:
     name = os.environ.get(_LEVEL_VARIABLE, "INFO")
-    if name.upper() not in logging.getLevelNamesMapping():
+    # Not every level that `logging` knows: libraries register levels of their own.
+    if name.upper() not in _LEVELS:
         raise InvalidArgumentError(
             "log_level",
             f"{_LEVEL_VARIABLE} must be DEBUG, INFO, WARNING, ERROR or CRITICAL, got {name!r}",

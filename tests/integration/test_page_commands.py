@@ -56,8 +56,8 @@ RUN = (
 BUILTINS = ("exec", "export", "(umask")
 READY = {
     "paceline serve": "Paceline listens on ",
-    "paceline target-worker": "worker listens on ",
-    "paceline draft-worker": "worker listens on ",
+    "paceline target-worker": "worker listening on ",
+    "paceline draft-worker": "worker listening on ",
     "paceline coordinator": "the coordinator listens on ",
 }
 """What each server writes when it serves."""

@@ -48,7 +48,9 @@ def plan_pass(feeds: Sequence[Feed], budget: int, most_prefill: int | None = Non
     """
     chunks: list[Chunk] = []
     left, scored_left = budget, SCORED_ROWS
-    share = budget // PREFILL_SHARE if most_prefill is None else min(budget // PREFILL_SHARE, most_prefill)
+    share = max(1, budget // PREFILL_SHARE)
+    if most_prefill is not None:
+        share = min(share, most_prefill)
     kept = share if any(feed.remaining != feed.rows for feed in feeds) else 0
     for i, feed in enumerate(feeds):
         if feed.remaining == feed.rows and feed.rows <= left - (kept if i else 0):

@@ -80,7 +80,7 @@ def test_a_removed_lock_does_not_admit_two(tmp_path: Path) -> None:
     def change_it_often() -> None:
         nonlocal inside, most
         for _ in range(5):
-            with keys_module._changed_by_nobody_else(file):
+            with keys_module._exclusive_access(file):
                 inside += 1
                 most = max(most, inside)
                 time.sleep(0.005)

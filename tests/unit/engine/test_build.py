@@ -148,7 +148,8 @@ def test_a_full_device_is_reported_with_remedies(step: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("cuda", "why"), [("13.0", "a driver too old for torch's CUDA 13.0"), (None, "this torch has no CUDA")]
+    ("cuda", "why"),
+    [("13.0", "the driver may be too old for torch's CUDA 13.0"), (None, "this torch has no CUDA")],
 )
 def test_a_missing_cuda_device_is_reported_with_the_cause(
     cuda: str | None, why: str, monkeypatch: pytest.MonkeyPatch

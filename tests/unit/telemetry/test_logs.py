@@ -57,8 +57,9 @@ def test_the_environment_sets_the_level(name: str, monkeypatch: pytest.MonkeyPat
     assert logging.getLevelName(logging.getLogger().level) == name.upper()
 
 
-@pytest.mark.parametrize("name", ["verbose", "", "10"])
+@pytest.mark.parametrize("name", ["verbose", "", "10", "of a library"])
 def test_an_invalid_level_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(logging._nameToLevel, "OF A LIBRARY", 5)
     monkeypatch.setenv("PACELINE_LOG_LEVEL", name)
     with pytest.raises(InvalidArgumentError, match=f"PACELINE_LOG_LEVEL must be .*got '{name}'") as refused:
         logs.configure_logging("target", "text", io.StringIO())

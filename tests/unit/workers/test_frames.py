@@ -129,9 +129,9 @@ def test_an_unparsable_answer_fails_only_its_sequence() -> None:
 
 
 def test_a_command_of_unknown_kind_fails_the_frame() -> None:
-    with pytest.raises(InvalidArgumentError, match="does not know"):
+    with pytest.raises(InvalidArgumentError, match="unknown to this version"):
         frames.target_commands(target_pb2.VerifyRequest(commands=[target_pb2.TargetCommand()]))
-    with pytest.raises(InvalidArgumentError, match="does not know"):
+    with pytest.raises(InvalidArgumentError, match="unknown to this version"):
         frames.draft_commands(draft_pb2.DraftRequest(commands=[draft_pb2.DraftCommand()]))
 
 
