@@ -66,16 +66,27 @@ async def code(channel: grpc.aio.Channel, method: str, metadata: Any) -> grpc.St
     return await call.code()
 
 
+async def refusal_of(channel: grpc.aio.Channel, method: str, metadata: Any) -> grpc.aio.AioRpcError:
+    """The server's refusal of a call, asked for again where the message met a call that was over already.
+
+    gRPC's client then reports an error of its own in place of the server's status.
+    """
+    while True:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await code(channel, method, metadata)
+        if refusal.value.details() != "Internal error from Core":
+            return refusal.value
+
+
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("shown", [(), OTHER.metadata], ids=["none", "another"])
 async def test_every_method_but_health_requires_the_secret(role: str, shown: Any) -> None:
     server = await worker(role, SECRET)
     async with grpc.aio.insecure_channel(server.address) as channel:
         for method in methods(role):
-            with pytest.raises(grpc.aio.AioRpcError) as refusal:
-                await code(channel, method, shown)
-            assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED, method
-            assert SECRET.text not in str(refusal.value)
+            refusal = await refusal_of(channel, method, shown)
+            assert refusal.code() is grpc.StatusCode.UNAUTHENTICATED, method
+            assert SECRET.text not in str(refusal)
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     await server.grpc.stop(None)
