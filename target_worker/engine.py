@@ -191,7 +191,7 @@ class TargetEngine:
         if precomputed is None:
             held.cut_to_ledger()
         proposed = list(command.proposal.token_ids)
-        feed = held.session.tokens[held.table.length :] + proposed
+        feed = held.session.tokens[held.num_computed_tokens :] + proposed
         job = Job(held, feed, rows=len(proposed) + (precomputed is None), arrived=arrived, scored=scored)
         job.prefill_before = self.sequences.prefill_rows_since(arrived)
         self._rounds[command.sequence_id] = r = VerifyInProgress(command, job, precomputed=precomputed)
@@ -374,7 +374,7 @@ class TargetEngine:
         held.session.tokens.extend(tokens)
         held.cut_to(command.base_length + num_accepted)
         held.found_sound()
-        verdict = Verdict(num_accepted, tokens, held.table.length, r.job.timings(), logprobs)
+        verdict = Verdict(num_accepted, tokens, held.num_computed_tokens, r.job.timings(), logprobs)
         held.session.finish(verdict)
         if held.session.params.traceparent:
             self._trace(r, verdict.timings, {"paceline.num_accepted_tokens": num_accepted})

@@ -64,7 +64,7 @@ class VerifyInProgress:
         self.apart, self.precomputed = [], None
         # The prompt's log-probabilities have been reported.
         self.job.reused, self.job.scored = 0, False
-        self.job.feed_next(session.tokens[self.job.held.table.length :], 1)
+        self.job.feed_next(session.tokens[self.job.held.num_computed_tokens :], 1)
         return True
 
     def with_next(self, row: Tensor) -> Tensor | None:

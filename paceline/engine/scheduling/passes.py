@@ -78,7 +78,7 @@ class Job:
     @property
     def begins(self) -> bool:
         """True while its sequence has no entries except those that this job took from the prefix cache."""
-        return self.started is None and self.held.table.length == self.reused
+        return self.started is None and self.held.num_computed_tokens == self.reused
 
     def reuse(self) -> None:
         """Skip tokens that the prefix cache has, but no rows whose logits are wanted."""
@@ -94,7 +94,7 @@ class Job:
     def compute_again(self, proposed: Sequence[int]) -> None:
         """Restart its feed without the prefix cache."""
         self.reused = 0
-        self.feed_next([*self.held.session.tokens[self.held.table.length :], *proposed], self.rows)
+        self.feed_next([*self.held.session.tokens[self.held.num_computed_tokens :], *proposed], self.rows)
 
     def ran(
         self, begun: float, seconds: float, rows: int, sequences: int, own_prefill: int = 0, prefill: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADERS, SETTINGS, DATA = 1, 4, 0
@@ -144,21 +144,20 @@ class Connection:
 
     async def end_of(self, stream: int) -> bytes:
         """The headers of a call that is over. Raises ConnectionError where the connection ends before."""
-        while stream not in self.ended:
-            if self.gone:
-                raise ConnectionError
-            self._moved.clear()
-            await self._moved.wait()
+        await self._until(lambda: stream in self.ended)
         return self.ended[stream]
 
     async def ends(self, count: int) -> list[bytes]:
-        """The headers of calls that are over, once there are so many; the connection must not end before."""
-        while len(self.ended) < count:
+        """The same of all calls that are over, once there are so many."""
+        await self._until(lambda: len(self.ended) >= count)
+        return list(self.ended.values())
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
             if self.gone:
                 raise ConnectionError
             self._moved.clear()
             await self._moved.wait()
-        return list(self.ended.values())
 
     async def closed(self) -> None:
         """Until the server has closed the connection."""

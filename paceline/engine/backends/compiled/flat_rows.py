@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.engine.layout import Indices, PassLayout
 
 
-@dataclass(slots=True)
-class FlatRows:
-    """R rows; row r sees the slots keys[key_first[r]:][:key_count[r]], of which its own is the last."""
+class FlatRows(NamedTuple):
+    """R rows; row r sees the slots keys[key_first[r]:][:key_count[r]], of which its own is the last.
+
+    The fields stand in the order in which the compiled functions take them.
+    """
 
     ids: Indices
     positions: Indices
