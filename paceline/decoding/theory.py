@@ -7,7 +7,7 @@ one draft step over the time of one target step.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def measured_alpha(accepted: int, rejected: int) -> float | None:
@@ -42,6 +42,17 @@ def speedup(alpha: float, c: float, k: int, *, overhead: float = 0.0, row_cost: 
     return expected_tokens(alpha, k) / (k * (c + row_cost) + 1 + overhead)
 
 
+def speedup_with_lookahead(
+    alpha: float, c: float, k: int, *, overhead: float = 0.0, row_cost: float = 0.0
+) -> float:
+    """Upper bound of the speed-up with lookahead: each proposal is drafted during the round before.
+
+    A round then takes as long as its verification or its drafting, whichever is longer. The arguments are
+    those of `speedup`.
+    """
+    return expected_tokens(alpha, k) / max(k * c, k * row_cost + 1 + overhead)
+
+
 def operations_factor(alpha: float, c_hat: float, k: int) -> float:
     """Factor by which arithmetic operations per token increase (theorem 3.11).
 
@@ -50,13 +61,22 @@ def operations_factor(alpha: float, c_hat: float, k: int) -> float:
     return (k * c_hat + k + 1) / expected_tokens(alpha, k)
 
 
+def memory_factor(alpha: float, m: float, k: int) -> float:
+    """Memory read per token over that of plain decoding (section 3.4).
+
+    The target's weights and cache are read once a round, for all its rows. The paper leaves the draft out:
+    `m` is the memory that a draft step reads over that of a target step.
+    """
+    return (k * m + 1) / expected_tokens(alpha, k)
+
+
 def improvement_possible(alpha: float, c: float) -> bool:
     """True when some k makes decoding faster: alpha > c (corollary 3.9)."""
     return alpha > c
 
 
 def least_improvement(alpha: float, c: float) -> float:
-    """The speed-up of k = 1, a lower bound for the best k: (1 + alpha) / (1 + c) (corollary 3.9)."""
+    """The speed-up of k = 1, (1 + alpha) / (1 + c): a lower bound if alpha > c (corollary 3.9)."""
     return (1 + alpha) / (1 + c)
 
 
@@ -66,16 +86,29 @@ def best_k(alpha: float, c: float, max_k: int, *, overhead: float = 0.0, row_cos
     The arguments are those of `speedup`; k = 0 has no overhead.
     """
 
-    def gain(k: int) -> float:
-        return speedup(alpha, c, k, overhead=overhead, row_cost=row_cost) if k else 1.0
-
-    return max(range(max_k + 1), key=gain)
+    return _best(lambda k: speedup(alpha, c, k, overhead=overhead, row_cost=row_cost), max_k)
 
 
-def oracle_bound(alpha: float) -> float:
-    """Tokens per round if exactly the accepted tokens were drafted: 1 / (1 - alpha) (section 3.5)."""
+def best_k_with_lookahead(
+    alpha: float, c: float, max_k: int, *, overhead: float = 0.0, row_cost: float = 0.0
+) -> int:
+    """As `best_k`, for `speedup_with_lookahead`."""
+    return _best(lambda k: speedup_with_lookahead(alpha, c, k, overhead=overhead, row_cost=row_cost), max_k)
+
+
+def _best(gain: Callable[[int], float], max_k: int) -> int:
+    return max(range(max_k + 1), key=lambda k: gain(k) if k else 1.0)
+
+
+def oracle_bound(alpha: float, c: float = 0.0) -> float:
+    """Speed-up if exactly the accepted tokens were drafted: 1 / (1 - alpha + alpha * c) (section 3.5).
+
+    A round has 1 / (1 - alpha) tokens, of which the draft computes all but one. The bound is at most
+    e / (e - 1) = 1.58 times the speed-up of the best fixed k, which it approaches for alpha near 1.
+    """
     _check(alpha, 0)
-    return 1 / (1 - alpha) if alpha < 1 else math.inf
+    seconds = 1 - alpha + alpha * c
+    return 1 / seconds if seconds else math.inf
 
 
 def acceptance_from(p: Sequence[float], q: Sequence[float]) -> float:
@@ -92,6 +125,22 @@ def coupled_acceptance(p: Sequence[float], q: Sequence[float]) -> float:
     return math.fsum(
         1 / math.fsum(max(a / p_v, b / q_v) for a, b in pairs) for p_v, q_v in pairs if p_v > 0 and q_v > 0
     )
+
+
+def rejection_sampling_acceptance(p: Sequence[float], q: Sequence[float]) -> float:
+    """Acceptance of textbook rejection sampling: the least q / p of all tokens with p > 0 (appendix A.2).
+
+    0 as soon as the target can choose a token that the draft cannot. For comparison only.
+    """
+    return min(b / a for a, b in zip(p, q, strict=True) if a > 0)
+
+
+def naive_acceptance(p: Sequence[float], q: Sequence[float]) -> float:
+    """Acceptance of a rule that accepts a token if p >= q: the sum of such q. For comparison only.
+
+    The rule changes the distribution of the output.
+    """
+    return math.fsum(b for a, b in zip(p, q, strict=True) if a >= b)
 
 
 def _check(alpha: float, k: int) -> None:

@@ -38,10 +38,14 @@ def plan(
         float, option("overhead", "Wire and queue time of a round over the target's step.")
     ] = 0.0,
     row_cost: Annotated[float, option("row_cost", "Extra time of a row over the target's step.")] = 0.0,
+    c_hat: Annotated[
+        float,
+        option("c_hat", "The draft's operations per token, and the memory it reads, over the target's."),
+    ] = 0.0,
     as_json: Annotated[bool, option("json", "Print one JSON object.")] = False,
 ) -> None:
     """Show the speed-up predicted by theory for an acceptance rate, a cost ratio and K."""
-    result = make_plan(alpha, c, k, max_k=max_k, overhead=overhead, row_cost=row_cost)
+    result = make_plan(alpha, c, k, max_k=max_k, overhead=overhead, row_cost=row_cost, c_hat=c_hat)
     if as_json:
         print(json.dumps(result.to_dict()))
         return
@@ -94,19 +98,27 @@ def demo(
 
 
 def _headline(result: Plan) -> str:
-    bound = "without bound" if result.oracle_bound is None else f"{result.oracle_bound:.2f}×"
     lines = [
         f"K = {result.k}: {result.expected_tokens:.2f} tokens per round, {result.speedup:.2f}× plain speed",
-        f"best K = {result.best_k}: {result.best_speedup:.2f}×; upper bound for any draft: {bound}",
+        f"best K = {result.best_k}: {result.best_speedup:.2f}×; with lookahead, K = "
+        f"{result.best_k_with_lookahead}: at most {result.best_speedup_with_lookahead:.2f}×",
+        f"upper bound with a K chosen for each round: {_bound(result.oracle_bound_with_c)}",
+        f"upper bound for any draft: {_bound(result.oracle_bound)}",
     ]
+    if result.least_improvement is not None:
+        lines.append(f"K = 1 without overhead, a lower bound: {result.least_improvement:.2f}×")
     if not result.improvement_possible:
         lines.append("speculation cannot help: α must be greater than c")
     return "\n".join(lines)
 
 
+def _bound(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}×"
+
+
 def _table(result: Plan) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("K", "tokens per round", "speed-up", "with the draft hidden"):
+    for title in ("K", "tokens per round", "speed-up", "with lookahead", "operations", "memory"):
         table.add_column(title, justify="right")
     table.add_column()
     for row in result.rows:
@@ -117,7 +129,9 @@ def _table(result: Plan) -> Table:
             str(row.k),
             f"{row.expected_tokens:.2f}",
             f"{row.speedup:.2f}",
-            f"{row.speedup_hidden:.2f}",
+            f"{row.speedup_with_lookahead:.2f}",
+            f"{row.operations:.2f}",
+            f"{row.memory:.2f}",
             mark,
             style="bold" if mark else None,
         )
@@ -134,7 +148,7 @@ def _plot(result: Plan, console: Console) -> None:
     figure.clear()
     for label, values in (
         (f"c = {result.c:g}", [row.speedup for row in result.rows]),
-        ("draft hidden", [row.speedup_hidden for row in result.rows]),
+        ("with lookahead", [row.speedup_with_lookahead for row in result.rows]),
     ):
         curve = figure.signal([row.k for row in result.rows], values, marker="braille")
         curve.label(label)

@@ -53,9 +53,21 @@ def test_plain_decoding_has_no_overhead() -> None:
     assert plan.rows[4].speedup < 1
 
 
-def test_a_hidden_draft_costs_nothing() -> None:
-    for row in make_plan(0.7, 0.4, 3).rows:
-        assert row.speedup_hidden == pytest.approx(row.expected_tokens)
+def test_lookahead_hides_a_draft_that_is_fast_enough() -> None:
+    for row in make_plan(0.7, 0.4, 3, max_k=4).rows[1:]:
+        assert row.speedup_with_lookahead == pytest.approx(row.expected_tokens / max(1, 0.4 * row.k))
+
+
+def test_a_plan_has_the_papers_other_formulas() -> None:
+    plan = make_plan(0.8, 0.1, 4, c_hat=0.15)
+    assert plan.oracle_bound_with_c == pytest.approx(1 / (0.2 + 0.08))
+    assert plan.least_improvement == pytest.approx(1.8 / 1.1)
+    assert plan.best_k_with_lookahead == 10
+    assert plan.best_speedup_with_lookahead == plan.rows[10].speedup_with_lookahead
+    tokens = plan.rows[4].expected_tokens
+    assert plan.rows[4].operations == pytest.approx((4 * 0.15 + 5) / tokens)
+    assert plan.rows[4].memory == pytest.approx((4 * 0.15 + 1) / tokens)
+    assert make_plan(0.1, 0.2, 4).least_improvement is None
 
 
 @pytest.mark.parametrize(
@@ -67,6 +79,7 @@ def test_a_hidden_draft_costs_nothing() -> None:
         ("c", {"c": -1.0}),
         ("overhead", {"overhead": -1.0}),
         ("row_cost", {"row_cost": float("nan")}),
+        ("c_hat", {"c_hat": -0.5}),
         ("k", {"k": -1}),
         ("k", {"k": 33}),
         ("max_k", {"max_k": 0}),
@@ -94,7 +107,9 @@ def test_json_writes_infinity_as_null(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_table_and_the_plot_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     printed = output([], capsys)
     assert "K = 4: 3.36 tokens per round, 2.80× plain speed" in printed
-    assert "best K = 8: 3.09×; upper bound for any draft: 5.00×" in printed
+    assert "best K = 8: 3.09×; with lookahead, K = 16: at most 4.89×" in printed
+    assert "upper bound with a K chosen for each round: 4.17×" in printed
+    assert "upper bound for any draft: 5.00×" in printed
     assert "← given" in printed
     assert "← best" in printed
     assert "speed-up over K, α = 0.8" in printed

@@ -10,14 +10,19 @@ import pytest
 from paceline.decoding.theory import (
     acceptance_from,
     best_k,
+    best_k_with_lookahead,
     coupled_acceptance,
     expected_tokens,
     improvement_possible,
     least_improvement,
     measured_alpha,
+    memory_factor,
+    naive_acceptance,
     operations_factor,
     oracle_bound,
+    rejection_sampling_acceptance,
     speedup,
+    speedup_with_lookahead,
 )
 
 
@@ -125,6 +130,57 @@ def test_best_k_has_the_highest_speedup() -> None:
     assert best_k(1.0, 0.1, 8) == 8
 
 
+def test_lookahead_hides_drafting_behind_verification() -> None:
+    assert speedup_with_lookahead(0.8, 0.1, 4) == pytest.approx(expected_tokens(0.8, 4))
+    assert speedup_with_lookahead(0.8, 0.5, 4) == pytest.approx(expected_tokens(0.8, 4) / 2)
+    assert speedup_with_lookahead(0.8, 0.1, 4, overhead=0.2, row_cost=0.1) == pytest.approx(
+        expected_tokens(0.8, 4) / 1.6
+    )
+    for alpha in (0.1, 0.5, 0.8, 0.95):
+        for c in (0.05, 0.1, 0.5, 1.5):
+            best = best_k_with_lookahead(alpha, c, 32)
+            gains = [speedup_with_lookahead(alpha, c, k) if k else 1.0 for k in range(33)]
+            assert gains[best] == max(gains)
+            assert gains[best] >= speedup(alpha, c, best_k(alpha, c, 32))
+
+
+def test_memory_is_read_once_a_round() -> None:
+    assert memory_factor(0.8, 0.0, 4) == pytest.approx(1 / expected_tokens(0.8, 4))
+    assert memory_factor(0.5, 0.1, 2) == pytest.approx((0.1 + 0.1 + 1) / (1 + 0.5 + 0.25))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "below", "up_to"), [(0.5, 0.94, 1.06), (0.7, 1.77, 2.06), (0.9, 3.10, 3.36)]
+)
+def test_accepted_tokens_of_four_follow_the_sum(alpha: float, below: float, up_to: float) -> None:
+    """With the last term of the sum, all four accepted would count twice; see docs/decoding.md."""
+    terms = [k * alpha**k * (1 - alpha) for k in range(5)]
+    assert round(sum(terms[:4]) + 4 * alpha**4, 2) == below == round(expected_tokens(alpha, 4) - 1, 2)
+    assert round(sum(terms) + 4 * alpha**4, 2) == up_to
+
+
+def test_an_oracle_gains_at_most_58_percent() -> None:
+    """Of the best fixed k: e / (e - 1), nearly reached for alpha near 1."""
+    bound, highest = math.e / (math.e - 1), 0.0
+    for alpha in (0.3, 0.6, 0.8, 0.9, 0.95, 0.99, 0.995):
+        for i in range(1, 40):
+            c = alpha * (i / 40) ** 3
+            ratio = oracle_bound(alpha, c) / speedup(alpha, c, best_k(alpha, c, 1000))
+            assert ratio < bound
+            highest = max(highest, ratio)
+    assert highest > 1.57
+
+
+def test_an_oracles_rounds_cost_their_draft_tokens() -> None:
+    """Rounds of i accepted tokens, each of which took c, by their probability."""
+    alpha, c = 0.7, 0.15
+    shares = [(1 - alpha) * alpha**i for i in range(400)]
+    tokens = sum(share * (i + 1) for i, share in enumerate(shares))
+    seconds = sum(share * (i * c + 1) for i, share in enumerate(shares))
+    assert oracle_bound(alpha, c) == pytest.approx(tokens / seconds)
+    assert oracle_bound(1.0, 0.25) == pytest.approx(4)
+
+
 def test_oracle_bound_is_the_limit_of_expected_tokens() -> None:
     assert oracle_bound(0.75) == pytest.approx(4)
     assert oracle_bound(0.75) == pytest.approx(expected_tokens(0.75, 200))
@@ -142,6 +198,14 @@ def test_acceptance_at_one_position_follows_the_formulas() -> None:
         assert alpha / (2 - alpha) - 1e-12 <= coupled <= alpha + 1e-12
     assert coupled_acceptance(p, p) == pytest.approx(1)
     assert coupled_acceptance([1.0, 0.0], [0.0, 1.0]) == 0
+
+
+def test_rules_for_comparison_accept_less() -> None:
+    p, q = [0.5, 0.3, 0.2, 0.0], [0.2, 0.4, 0.2, 0.2]
+    assert rejection_sampling_acceptance(p, q) == pytest.approx(0.4)
+    assert naive_acceptance(p, q) == pytest.approx(0.2 + 0.2)
+    assert max(rejection_sampling_acceptance(p, q), naive_acceptance(p, q)) < acceptance_from(p, q)
+    assert rejection_sampling_acceptance([0.5, 0.5], [1.0, 0.0]) == 0
 
 
 @pytest.mark.parametrize(("alpha", "k"), [(-0.1, 1), (1.1, 1), (0.5, -1), (math.nan, 1)])
