@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.core.messages import VerifyAhead, VerifyRound
 from paceline.core.types import Outcome, Proposal, SequenceParams, Verdict
+from paceline.decoding.transfer import rows_at
 from paceline.engine.scheduling.mask import Restriction
 from paceline.engine.scheduling.passes import Job, PassResult, broken_rows
 from paceline.engine.scheduling.session import Session
@@ -124,7 +125,7 @@ def finished_rounds(
             kept.append(rounds[job.sequence_id])
             kept_rows.extend(range(row, row + job.rows))
         row += job.rows
-    return kept, result.logits if len(kept_rows) == row else result.logits[kept_rows]
+    return kept, result.logits if len(kept_rows) == row else rows_at(result.logits, kept_rows)
 
 
 def complete_rounds(rounds: list[VerifyInProgress], logits: Tensor) -> tuple[list[VerifyInProgress], Tensor]:

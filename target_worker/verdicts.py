@@ -11,6 +11,7 @@ from paceline.core.errors import InternalError
 from paceline.core.messages import PromptLogprobs
 from paceline.core.types import Outcome, TokenLogprobs
 from paceline.decoding.logprobs import reported_logprobs
+from paceline.decoding.transfer import rows_at
 from paceline.engine.scheduling.passes import Scored, broken_rows
 from target_worker.acceptance.items import VerifyItem, starts_of
 
@@ -54,7 +55,7 @@ def _logprobs_of(
         rows.extend(range(start, start + accepted + 1))
         tokens.extend((*items[i].proposal.token_ids[:accepted], token))
         counts.extend([count] * (accepted + 1))
-    reported = iter(reported_logprobs(logits[rows], tokens, counts))
+    reported = iter(reported_logprobs(rows_at(logits, rows), tokens, counts))
     for i, _, (accepted, _), _ in asked:
         told[i] = tuple(itertools.islice(reported, accepted + 1))
     return told

@@ -21,6 +21,7 @@ from paceline.core.types import (
 from paceline.decoding.rows.row_context import RowContext, ledger_counts
 from paceline.decoding.rows.row_params import RowParams
 from paceline.decoding.rows.row_params_cache import RowParamsCache
+from paceline.decoding.transfer import rows_at
 from paceline.decoding.transforms import scores_of
 from paceline.engine.scheduling.mask import restricted
 from paceline.engine.scheduling.passes import broken_rows, usable_rows
@@ -120,7 +121,7 @@ def judge_all(items: Sequence[VerifyItem], logits: Tensor, eos_token_ids: Sequen
     parts: list[Pending] = []
     for mode, own in members.items():
         group = [items[i] for i in own]
-        rows = logits if len(members) == 1 else logits[rows_of(group, [starts[i] for i in own])]
+        rows = logits if len(members) == 1 else rows_at(logits, rows_of(group, [starts[i] for i in own]))
         row_params = _params_of(group, rows.device, eos_token_ids)
         scores = scores_of(rows, row_params, _context(group, row_params, rows.shape[1]))
         parts.append(RULES[mode].judge(group, scores, RoundNoise(group, rows.device)))

@@ -17,6 +17,7 @@ from paceline.decoding.rows.row_context import RowContext, ledger_counts
 from paceline.decoding.rows.row_params import RowParams
 from paceline.decoding.rows.row_params_cache import RowParamsCache
 from paceline.decoding.support import draw_sparse
+from paceline.decoding.transfer import rows_at
 from paceline.decoding.transforms import scores_of
 
 _row_params = RowParamsCache()
@@ -119,7 +120,7 @@ def _draw_from_supports(
     steps: Sequence[DrawStep], members: Sequence[int], scores: Tensor, support_mass: float, support_bound: int
 ) -> dict[int, Drawn]:
     """Draw for the steps whose drafts are judged by a probability ratio. Returns tokens by step index."""
-    rows = scores if len(members) == len(steps) else scores[members]
+    rows = scores if len(members) == len(steps) else rows_at(scores, members)
     u = [_uniform(steps[i]) for i in members]
     drawn = draw_sparse(rows, torch.tensor(u, dtype=torch.float64), support_mass, support_bound)
     return dict(zip(members, map(Drawn, *drawn), strict=True))

@@ -18,6 +18,7 @@ from torch import Tensor
 from paceline.decoding.cuda.kernels import gumbel_kernels
 from paceline.decoding.gumbel_argmax import best_rows
 from paceline.decoding.noise import MAX_NOISE, CoupledNoise, gumbel
+from paceline.decoding.transfer import to_device
 
 Noise = Sequence[CoupledNoise | None]
 """The noise of each row; None for a greedy row."""
@@ -75,7 +76,7 @@ def add_coupled_noise(scores: Tensor, noise: Noise) -> Tensor:
             # No index has to be copied to the device.
             sums[rows[0] : rows[-1] + 1].add_(made)
         else:
-            sums.index_add_(0, torch.tensor(rows, device=scores.device), made)
+            sums.index_add_(0, to_device(torch.tensor(rows), scores.device), made)
     return sums
 
 
@@ -108,7 +109,7 @@ def _streams(noise: Noise, device: torch.device) -> Tensor:
     """int64 [3, R], in one copy: whether a row has noise, the bits of its seed, its position."""
     rows = [(0, 0, 0) if n is None else (1, n.seed, n.first) for n in noise]
     numbers = np.array(rows, dtype=np.uint64).reshape(-1, 3).T.copy()
-    return torch.from_numpy(numbers.view(np.int64)).to(device)
+    return to_device(torch.from_numpy(numbers.view(np.int64)), device)
 
 
 def _best_in_tensors(scores: Tensor, noise: Noise, count: int) -> tuple[Tensor, Tensor]:

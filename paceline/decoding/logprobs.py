@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.types import TokenLogprobs
+from paceline.decoding.transfer import to_device
 
 
 def reported_logprobs(logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
@@ -26,7 +27,7 @@ def reported_logprobs(logits: Tensor, token_ids: Sequence[int], counts: Sequence
         One entry per row.
     """
     values = logits.float().log_softmax(-1)
-    tokens = torch.tensor(token_ids, dtype=torch.int64, device=values.device)[:, None]
+    tokens = to_device(torch.tensor(token_ids, dtype=torch.int64), values.device)[:, None]
     chosen = values.gather(1, tokens)
     ranks = (values > chosen).sum(-1, keepdim=True) + 1
     top = values.topk(min(max(counts, default=0), values.shape[1]), dim=-1)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from paceline.decoding.cpu.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, fill_uniforms
+from paceline.decoding.transfer import to_device
 
 _LOW: Final = 0xFFFFFFFF
 _SCALE: Final = 2.0**-52
@@ -148,7 +149,7 @@ def philox_torch(
 def _columns(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """int64 [N] twice, with the bits of unsigned integers, in one copy to the device."""
     columns = [[_signed(v) for v in column] for column in (seeds, positions)]
-    both = torch.tensor(columns, dtype=torch.int64, device=device)
+    both = to_device(torch.tensor(columns, dtype=torch.int64), device)
     return both[0], both[1]
 
 

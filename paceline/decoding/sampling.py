@@ -19,6 +19,7 @@ from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SparseDistribution
 from paceline.decoding.cpu.distributions import fault_of
+from paceline.decoding.transfer import to_device
 
 _FIELD = "proposal.distributions"
 _FAULTS = (
@@ -146,7 +147,8 @@ def dense_from_sparse(
     keys, probabilities = rows * vocab_size + ids, values.astype(np.float64)
     totals = np.bincount(rows, weights=probabilities, minlength=len(distributions))
     dense = torch.zeros(len(distributions) * vocab_size, dtype=torch.float64, device=device)
-    dense[torch.from_numpy(keys).to(device)] = torch.from_numpy(probabilities / totals[rows]).to(device)
+    where = to_device(torch.from_numpy(keys), device)
+    dense[where] = to_device(torch.from_numpy(probabilities / totals[rows]), device)
     return dense.view(len(distributions), vocab_size)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from paceline.core.types import SparseDistribution
 from paceline.decoding.cpu.distributions import draw_rows
 from paceline.decoding.sampling import draw, to_sparse, truncate_support, wire_form
+from paceline.decoding.transfer import to_device
 
 
 def draw_sparse(
@@ -26,7 +27,7 @@ def draw_sparse(
     """
     if scores.device.type != "cpu":
         ids, probabilities, lengths, _ = truncate_support(scores.softmax(-1), mass, bound)
-        column = draw(probabilities, u.to(scores.device))
+        column = draw(probabilities, to_device(u, scores.device))
         return ids.gather(1, column[:, None])[:, 0].tolist(), to_sparse(ids, probabilities, lengths)
     rows, size = len(scores), min(bound, scores.shape[1])
     supports = np.empty((rows, size), dtype=np.uint32), np.empty((rows, size), dtype=np.float32)

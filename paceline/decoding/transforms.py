@@ -17,6 +17,7 @@ from torch import Tensor
 from paceline.core.errors import InvalidArgumentError
 from paceline.decoding.rows.row_context import RowContext, ledger_counts
 from paceline.decoding.rows.row_params import Allowed, MinP, Penalties, RowParams, TopFilters
+from paceline.decoding.transfer import to_device
 
 __all__ = [
     "RowContext",
@@ -56,14 +57,14 @@ def processed_logits(logits: Tensor, row_params: RowParams, context: RowContext 
         values[bias.rows, bias.tokens] += bias.values
     if (mask := row_params.min_tokens) is not None and context is not None:
         _check_token("stop_token_ids", mask.largest_token, values.shape[1])
-        too_early = context.num_generated.to(values.device)[mask.rows] < mask.at_least
+        too_early = to_device(context.num_generated, values.device)[mask.rows] < mask.at_least
         where = (mask.rows, mask.tokens)
         values[where] = values[where].masked_fill(too_early, -torch.inf)
     if (words := row_params.bad_words) is not None and context is not None:
         assert context.completes_bad_word is not None
         _check_token("bad_words", words.largest_token, values.shape[1])
         rows, tokens = context.completes_bad_word
-        values[rows.to(values.device), tokens.to(values.device)] = -torch.inf
+        values[to_device(rows, values.device), to_device(tokens, values.device)] = -torch.inf
     if (forbidden := row_params.forbidden) is not None:
         _check_token("bad_words", forbidden.largest_token, values.shape[1])
         values[forbidden.rows, forbidden.tokens] = -torch.inf

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError
+from paceline.decoding.transfer import to_device
 from paceline.engine.memory import available_bytes
 from paceline.kv import BlockPool, CopyBlock
 
@@ -127,7 +128,7 @@ class PagedCache:
                 raw[:, destinations] = raw[:, sources]
             return
         both = [list(sources), list(destinations)]  # one copy to the device
-        read, write = torch.tensor(both, dtype=torch.int64, device=self.device)
+        read, write = to_device(torch.tensor(both, dtype=torch.int64), self.device)
         for group in self._groups:
             group.index_copy_(1, write, group.index_select(1, read))
 

@@ -15,6 +15,7 @@ from paceline.decoding.acceptance import Decision
 from paceline.decoding.noise import Purpose
 from paceline.decoding.sampling import dense_from_sparse, point_mass
 from paceline.decoding.sparse_acceptance import Floats, Indices, SparseChains
+from paceline.decoding.transfer import to_device
 from target_worker.acceptance.interface import Pending, on_host, outcomes_of
 from target_worker.acceptance.items import VerifyItem, starts_of
 from target_worker.acceptance.noise import RoundNoise
@@ -38,7 +39,7 @@ def judge_by_ratios(
     else:
         accepted, tokens = judge_densely(items, p, accept_u, next_u, dense)
     # Where no token is possible, the softmax is NaN in every place.
-    next_rows = torch.tensor(starts_of(items), device=p.device) + accepted
+    next_rows = to_device(torch.tensor(starts_of(items)), p.device) + accepted
     tokens = tokens.where(~p[next_rows, 0].isnan(), -1)
     count = len(items)
     return Pending(
@@ -94,7 +95,7 @@ def _chains(items: Sequence[VerifyItem], device: torch.device) -> tuple[Tensor, 
         ]
         for item, start in zip(items, starts_of(items), strict=True)
     ]
-    numbers = torch.tensor(packed, dtype=torch.int64, device=device)
+    numbers = to_device(torch.tensor(packed, dtype=torch.int64), device)
     return numbers[:, :longest], numbers[:, longest], numbers[:, longest + 1 :]
 
 
@@ -104,6 +105,6 @@ def _drawn_from(items: Sequence[VerifyItem], draft: Tensor, vocab_size: int) -> 
     where = [(s, i) for s, item in enumerate(items) for i in range(len(item.proposal.distributions))]
     if where:
         sent = [d for item in items for d in item.proposal.distributions]
-        sequences, nodes = torch.tensor(where, device=draft.device).T
+        sequences, nodes = to_device(torch.tensor(where), draft.device).T
         q[sequences, nodes] = dense_from_sparse(sent, vocab_size, draft.device)
     return q

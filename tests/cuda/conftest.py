@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.decoding.cuda import kernels
 from tests.cuda.device import PretendedCuda
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedCuda]:
-    # Triton cannot compile for this device, and its interpreter is no part of what is counted.
-    monkeypatch.setattr(kernels, "_tried", lambda device: None)
+def cuda() -> Iterator[PretendedCuda]:
     with PretendedCuda() as entered:
+        yield entered
+
+
+@pytest.fixture
+def cuda_without_kernels() -> Iterator[PretendedCuda]:
+    with PretendedCuda(noise_kernels=False) as entered:
         yield entered

@@ -27,6 +27,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from paceline.decoding.cuda import kernels
+from tests.cuda import gumbel_kernels
+
 aten: Final = torch.ops.aten
 CPU: Final = torch.device("cpu")
 NUM_DEVICES: Final = 2
@@ -186,8 +189,13 @@ def device_now() -> PretendedCuda:
 class PretendedCuda(TorchDispatchMode):
     """Two pretended CUDA devices as long as it is entered, on one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, noise_kernels: bool = True) -> None:
+        """`noise_kernels`: coupled noise is made as by Triton's kernels; otherwise by torch operations.
+
+        Triton can neither compile for this device nor interpret its tensors.
+        """
         super().__init__()
+        self._noise_kernels = gumbel_kernels if noise_kernels else None
         self.counts = Counts()
         self.waits_so_far = 0
         """Whatever is counted."""
@@ -205,6 +213,9 @@ class PretendedCuda(TorchDispatchMode):
             self._patches.enter_context(patch.object(torch.cuda, name, instead))
         for name in ("tensor", "as_tensor"):
             self._patches.enter_context(patch.object(torch, name, _made_on_host(getattr(torch, name))))
+        # Under the mode torch would ask whether CUDA is there.
+        self._patches.enter_context(patch.object(Tensor, "pin_memory", lambda tensor: _pin(tensor.clone())))
+        self._patches.enter_context(patch.object(kernels, "_tried", lambda device: self._noise_kernels))
         super().__enter__()
         return self
 

@@ -21,9 +21,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object, with the places of waits")
     parser.add_argument("--device", default="cuda:0", type=torch.device)
+    parser.add_argument("--torch-noise", action="store_true", help="coupled noise without Triton's kernels")
     asked = parser.parse_args()
     logging.disable_progress_bar()
-    with PretendedCuda() as cuda:
+    noise = "torch operations" if asked.torch_noise else "kernels, one launch a call with the CPU's numbers"
+    with PretendedCuda(noise_kernels=not asked.torch_noise) as cuda:
         rows = rounds.all_rows(cuda, asked.device, lambda name: print(name, file=sys.stderr))
         models = models_on(asked.device)
         recorded = {
@@ -31,9 +33,10 @@ def main() -> None:
             for name, runner in (("target", models.target), ("draft", models.draft))
         }
     if asked.json:
-        told = {"device": f"pretended {asked.device}", "recordings": recorded}
+        told = {"device": f"pretended {asked.device}", "noise": noise, "recordings": recorded}
         print(json.dumps(told | {"rows": [dataclasses.asdict(row) for row in rows]}, indent=1))
         return
+    print(f"coupled noise: {noise}")
     print(f"{'':44} {'waits':>11} {'launches':>15} {'bytes':>12}")
     for row in rows:
         aims = (f"({row.aim[part]})" if part in row.aim else "" for part in ("waits", "launches"))

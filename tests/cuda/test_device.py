@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.decoding.transfer import rows_at, to_device
 from paceline.engine.backends.captured import CudaGraphs
 from tests.cuda.device import PretendedCuda
 
@@ -59,6 +60,8 @@ WAITS: dict[str, Callable[[Tensor], object]] = {
     "a tensor made of numbers": lambda t: torch.tensor([1.0], device=CUDA),
     "a pageable copy": lambda t: torch.zeros(2).to(CUDA),
     "a pageable copy said not to block": lambda t: t.copy_(torch.zeros(2), non_blocking=True),
+    "a pageable tensor sent without blocking": lambda t: torch.zeros(2).to(CUDA, non_blocking=True),
+    "a pinned tensor sent": lambda t: torch.zeros(2).pin_memory().to(CUDA),
     "a list as index": lambda t: t[[0, 1]],
     "an index on the host": lambda t: t[torch.tensor([0, 1])],
     "a mask as index": lambda t: t[t > 0],
@@ -83,6 +86,8 @@ NO_WAITS: dict[str, Callable[[Tensor], object]] = {
     "a tensor of one number": lambda t: torch.full((2,), 3.0, device=CUDA),
     "a number written": lambda t: t.__setitem__(0, 3.0),
     "repeats of a known size": lambda t: t.repeat_interleave(t.long(), output_size=3),
+    "a tensor sent by its own function": lambda t: to_device(torch.zeros(2), CUDA),
+    "rows by numbers": lambda t: rows_at(t, [1, 0]),
     "a pinned copy": lambda t: t.copy_(torch.zeros(2, pin_memory=True), non_blocking=True),
 }
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.decoding.rows.row_params import RowParams
+from paceline.decoding.transfer import to_device
 
 
 def ledger_counts(
@@ -37,7 +38,7 @@ def ledger_counts(
     ids = np.asarray(token_ids, dtype=np.int64)
     parts = (ids, ids[num_prompt_tokens:])
     counts = np.stack([np.bincount(part, minlength=vocab_size) for part in parts]).astype(np.int32)
-    return torch.from_numpy(counts).to(device)
+    return to_device(torch.from_numpy(counts), device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,11 @@ class RowContext:
     """Context of each row: the ledger and the draft tokens before the row."""
 
     num_generated: Tensor
-    """int64 [R]: generated tokens before the row, drafts included."""
+    """int64 [R], on the host: generated tokens before the row, drafts included."""
     counts: Tensor | None
     """int32 [P, 2, V] for the P rows with penalties: counts over all tokens and over generated tokens."""
     completes_bad_word: tuple[Tensor, Tensor] | None = None
-    """int64 rows and tokens: pairs that would complete a bad word of several tokens."""
+    """int64 rows and tokens, on the host: pairs that would complete a bad word of several tokens."""
 
     @classmethod
     def build(
@@ -86,9 +87,10 @@ class RowContext:
         device = penalties.rows.device
         bases = [_present(counts[i]) for i in penalties.sequences]
         sizes = [row_params.num_rows[i] for i in penalties.sequences]
-        repeats = torch.tensor(sizes, device=device)
+        repeats = to_device(torch.tensor(sizes), device)
         # A given output size avoids waiting for the device.
-        grown = torch.stack(bases).to(device).repeat_interleave(repeats, dim=0, output_size=sum(sizes))
+        base = to_device(torch.stack(bases), device)
+        grown = base.repeat_interleave(repeats, dim=0, output_size=sum(sizes))
         starts = np.cumsum([0, *sizes])
         rows = np.concatenate(
             [start + shapes[i].row for start, i in zip(starts[:-1], penalties.sequences, strict=True)]
@@ -96,10 +98,10 @@ class RowContext:
         tokens = np.concatenate(
             [np.asarray(drafts[i], dtype=np.int64)[shapes[i].ancestor] for i in penalties.sequences]
         )
-        where = (torch.from_numpy(rows).to(device)[:, None], torch.arange(2, device=device))
+        where = (to_device(torch.from_numpy(rows), device)[:, None], torch.arange(2, device=device))
         one = torch.ones((), dtype=grown.dtype, device=device)
-        grown.index_put_((*where, torch.from_numpy(tokens).to(device)[:, None]), one, accumulate=True)
-        return cls(torch.from_numpy(generated).to(device), grown, completes)
+        grown.index_put_((*where, to_device(torch.from_numpy(tokens), device)[:, None]), one, accumulate=True)
+        return cls(torch.from_numpy(generated), grown, completes)
 
 
 def _completes(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.core.types import SamplingParams
 from paceline.decoding.rows.bad_words import Words, WordTable, single_tokens
+from paceline.decoding.transfer import to_device
 
 _NO_TOP_K: Final = 2**31 - 1
 _NO_TOP_P: Final = 2.0
@@ -222,7 +223,7 @@ class _Layout:
     def rows_of(self, sequences: Sequence[int]) -> Tensor:
         """int64: the rows of these sequences, in order."""
         indices = [np.arange(self.starts[i], self.starts[i] + self.rows[i]) for i in sequences]
-        return torch.from_numpy(np.concatenate(indices)).to(self.device)
+        return to_device(torch.from_numpy(np.concatenate(indices)), self.device)
 
     def column(
         self,
@@ -233,7 +234,7 @@ class _Layout:
         """[rows, 1]: each sequence's value, repeated over its rows. `sequences` None means all."""
         repeats = self.rows if sequences is None else self.rows[list(sequences)]
         repeated = np.repeat(np.asarray(list(values)), repeats)
-        return torch.from_numpy(repeated).to(self.device, dtype)[:, None]
+        return to_device(torch.from_numpy(repeated).to(dtype), self.device)[:, None]
 
     def pairs(self, sequences: Sequence[int], tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Two int64 [N]: every row of each sequence with every one of that sequence's tokens."""
@@ -246,8 +247,8 @@ class _Layout:
             for i, ids in zip(sequences, tokens, strict=True)
         ]
         return (
-            torch.from_numpy(np.concatenate(rows)).to(self.device),
-            torch.from_numpy(np.concatenate(repeated)).to(self.device),
+            to_device(torch.from_numpy(np.concatenate(rows)), self.device),
+            to_device(torch.from_numpy(np.concatenate(repeated)), self.device),
         )
 
     def pair_values(
@@ -255,7 +256,7 @@ class _Layout:
     ) -> Tensor:
         """[N]: values in the order of `pairs`."""
         repeated = [np.tile(np.asarray(v), self.rows[i]) for i, v in zip(sequences, values, strict=True)]
-        return torch.from_numpy(np.concatenate(repeated)).to(self.device, dtype)
+        return to_device(torch.from_numpy(np.concatenate(repeated)).to(dtype), self.device)
 
 
 def _penalties(params: Sequence[SamplingParams], layout: _Layout) -> Penalties | None:
@@ -330,8 +331,8 @@ def _allowed(params: Sequence[SamplingParams], layout: _Layout) -> Allowed | Non
     flat, counts = np.concatenate(tokens), np.asarray([len(ids) for ids in tokens], dtype=np.int64)
     return Allowed(
         rows=tuple(map(layout.slice_of, users)),
-        tokens=torch.from_numpy(flat.astype(np.int32)).to(layout.device),
-        counts=torch.from_numpy(counts).to(layout.device),
+        tokens=to_device(torch.from_numpy(flat.astype(np.int32)), layout.device),
+        counts=to_device(torch.from_numpy(counts), layout.device),
         largest_token=int(flat.max()),
     )
 

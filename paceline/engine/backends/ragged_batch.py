@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paceline.decoding.transfer import to_device
 from paceline.engine.backends.attention_group import AttentionGroup
 from paceline.engine.cache import PagedCache
 from paceline.engine.layout import Indices, PassLayout, SequenceRows
@@ -251,7 +252,7 @@ def _branches_call(members: Sequence[SequenceRows], device: torch.device) -> _Ca
         gather=None,
         query_positions=None,
         device=device,
-        hidden=torch.from_numpy(hidden)[None].to(device),
+        hidden=to_device(torch.from_numpy(hidden)[None], device),
     )
     gather = np.concatenate([longest.slots(0, shared), np.array(list(columns), dtype=np.int64)])
     indices = None if consecutive else np.array(chosen, dtype=np.int64), gather
@@ -274,8 +275,7 @@ class _Packer:
 
 
 def _to(array: Indices, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device)
+    return to_device(torch.from_numpy(array), device)
 
 
 def _classes(sequences: Sequence[SequenceRows], *, alone: bool) -> list[list[SequenceRows]]:

@@ -18,6 +18,7 @@ from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.structured import FIELD
 from paceline.core.types import SequenceParams
+from paceline.decoding.transfer import to_device
 from paceline.engine.loading.model import LoadedModel
 from paceline.grammar import Grammars, GrammarState, Mask
 
@@ -130,7 +131,7 @@ def restricted(logits: Tensor, restrictions: Sequence[Restriction | None], rows:
         if item is not None:
             if result is logits:
                 result = logits.clone()
-            forbidden = torch.from_numpy(~item.allowed).to(logits.device)
+            forbidden = to_device(torch.from_numpy(~item.allowed), logits.device)
             result[start : start + count].masked_fill_(forbidden, -torch.inf)
         start += count
     return result
