@@ -31,7 +31,7 @@ from paceline.core.messages import (
 )
 from paceline.core.types import Outcome, Timings, TokenLogprobs, Verdict
 from paceline.decoding.sampling import check_sparse
-from paceline.engine.scheduling.mask import grammar_for, restriction
+from paceline.engine.scheduling.mask import forced_tokens, grammar_for, restriction
 from paceline.engine.scheduling.passes import Job, PassResult, own_error, run_pass, together_or_alone
 from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.engine.scheduling.session import Disposition, question_of
@@ -362,6 +362,7 @@ class TargetEngine:
                 self._begin(following, now)
                 verdict = replace(verdict, went_on_with=following.proposal.num_draft_tokens)
             else:
+                verdict = replace(verdict, forced_token_ids=forced_tokens(r.job.held))
                 self._delay.answered(r.command.sequence_id, r.rows, now)
                 self._precomputed.expect(r.job.held)
             events.append(RoundVerdict(r.command.sequence_id, r.command.epoch, r.command.round, verdict))

@@ -1,7 +1,7 @@
 """Sources of proposals: `ContextSource` guesses from the text at once, `WorkerSource` is asked.
 
-To add a context source, write a file here with a class that has `name` and `guess`, and add a line in
-registry.py. Sources never change a token of the output: the target judges every proposal alike.
+To add a context source, write a file here with a subclass of `ContextSource`, and add a line in registry.py.
+Sources never change a token of the output: the target judges every proposal alike.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from coordinator.sequence.ledger import Ledger
 from paceline.core.messages import DraftCommand
-from paceline.core.types import Proposal, SequenceParams
+from paceline.core.types import Proposal, SequenceParams, Verdict
 
 Evidence = tuple[str, int]
 """Evidence of a guess: its source and its grade."""
@@ -55,6 +55,8 @@ class ContextSource(Protocol):
     """Guesses from the text alone, in microseconds: deterministic, without I/O. One object a sequence."""
 
     name: str
+    awaits_verdict: bool = False
+    """True if its guess needs the verdict before it: the target must not begin that round by itself."""
 
     def guess(self, tokens: Sequence[int], most: int, after: Sequence[int] = ()) -> Guess | None:
         """Up to `most` tokens that may follow `tokens` and then `after`; None without a guess.
@@ -64,6 +66,14 @@ class ContextSource(Protocol):
             most: a positive number of tokens.
             after: tokens that are proposed and not judged yet.
         """
+
+    def on_verdict(self, verdict: Verdict, length: int) -> None:
+        """A verdict was committed; the text then has `length` tokens. Most sources ignore it."""
+        del verdict, length
+
+    def close(self, tokens: Sequence[int]) -> None:
+        """The sequence has come to its end with these tokens. A source may share them with later ones."""
+        del tokens
 
 
 class WorkerSource(Protocol):

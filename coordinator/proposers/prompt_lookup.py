@@ -7,25 +7,21 @@ changes no token.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
-from coordinator.proposers.interface import Guess
+from coordinator.proposers.interface import ContextSource, Guess
+from coordinator.proposers.occurrences import Occurrences, agreement
 from coordinator.sequence.round_record import PROMPT_LOOKUP
+from paceline.core import limits
 
 NAME: Final = PROMPT_LOOKUP
 
-SHORTEST = 2
-"""Shortest match in tokens."""
-LONGEST = 16
-"""Longest compared match in tokens; a longer one adds no information."""
 CANDIDATES = 8
 """Number of earlier places to compare, newest first."""
-REACH = 16_384
-"""Number of tokens indexed at a sequence's first lookup."""
 GRADES = (3, 5, 9)
 """Match lengths at which a new grade of guesses begins."""
 PRIOR_RATES = (0.4, 0.55, 0.7, 0.85)
@@ -42,21 +38,24 @@ class Match:
     """An earlier place whose text matches the end of the text."""
 
     length: int
-    """Number of matching tokens, at most `LONGEST`."""
+    """Number of matching tokens, as far as they are compared."""
     start: int
     """Index of the token after the match."""
 
 
 @dataclass(slots=True)
 class TextIndex:
-    """Positions of each pair of tokens, newest first. The tokens themselves stay in the ledger."""
+    """Finds earlier places that match the end of the text."""
 
-    _newest: dict[int, int] = field(default_factory=dict)
-    """By pair, the index of its second token at the latest occurrence."""
-    _before: array[int] = field(default_factory=lambda: array("q"))
-    """For each indexed token, the previous position of its pair; -1 if there is none."""
-    _first: int | None = None
-    """The first indexed token."""
+    shortest: int = limits.PROMPT_LOOKUP_MIN
+    """Shortest match in tokens."""
+    longest: int = limits.PROMPT_LOOKUP_MAX
+    """Longest compared match in tokens; a longer one counts as that long."""
+    _places: Occurrences = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Index single tokens only where a match may be so short."""
+        self._places = Occurrences(width=min(2, self.shortest))
 
     def find(self, tokens: Sequence[int]) -> Match | None:
         """The longest match for the end of `tokens`, the newest among equals; None without one.
@@ -64,46 +63,17 @@ class TextIndex:
         `tokens` may only grow between calls.
         """
         last = len(tokens) - 1
-        if last < SHORTEST:
+        if last < self._places.width:
             return None
-        self._take_in(tokens, last)
-        length = start = 0
-        end = self._newest.get(_pair(tokens, last), -1)
-        for _ in range(CANDIDATES):
-            if end < 0 or length == LONGEST:
-                break
-            agreed = _agreement(tokens, end, last)
+        self._places.take_in(tokens, last)
+        length, start = self.shortest - 1, -1
+        for end in islice(self._places.ends(tokens, last), CANDIDATES):
+            agreed = agreement(tokens, end, tokens, last, self.longest)
             if agreed > length:
                 length, start = agreed, end + 1
-            end = self._before[end - self._start]
-        return Match(length, start) if length else None
-
-    @property
-    def _start(self) -> int:
-        assert self._first is not None
-        return self._first
-
-    def _take_in(self, tokens: Sequence[int], last: int) -> None:
-        """Index all tokens but the last, whose pair is the one to look up."""
-        if self._first is None:
-            self._first = max(1, last - REACH)
-        for i in range(self._first + len(self._before), last):
-            pair = _pair(tokens, i)
-            self._before.append(self._newest.get(pair, -1))
-            self._newest[pair] = i
-
-
-def _pair(tokens: Sequence[int], end: int) -> int:
-    """Encode two token ids as one integer, which takes half the memory of a tuple."""
-    return tokens[end - 1] << 32 | tokens[end]
-
-
-def _agreement(tokens: Sequence[int], end: int, last: int) -> int:
-    """Number of equal tokens ending at `end` and at `last`; the last two are known to be equal."""
-    length, most = SHORTEST, min(LONGEST, end + 1)
-    while length < most and tokens[end - length] == tokens[last - length]:
-        length += 1
-    return length
+            if length == self.longest:
+                break
+        return Match(length, start) if start >= 0 else None
 
 
 def copied(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
@@ -114,11 +84,11 @@ def copied(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
 
 
 @dataclass(slots=True)
-class PromptLookup:
+class PromptLookup(ContextSource):
     """A context source that copies the continuation of the latest matching text."""
 
+    index: TextIndex = field(default_factory=TextIndex)
     name: str = NAME
-    _index: TextIndex = field(default_factory=TextIndex)
 
     def guess(self, tokens: Sequence[int], most: int, after: Sequence[int] = ()) -> Guess | None:
         """A copy of `most` tokens; None if the end of the text did not occur before.
@@ -126,12 +96,12 @@ class PromptLookup:
         A match behind `after` counts its tokens too. If `after` is not a copy of the continuation, there is
         no guess.
         """
-        match = self._index.find(tokens)
+        match = self.index.find(tokens)
         if match is None:
             return None
         token_ids = copied(tokens, match.start, len(after) + most)
         if token_ids[: len(after)] != tuple(after):
             return None
-        length = min(match.length + len(after), LONGEST)
+        length = min(match.length + len(after), self.index.longest)
         grade = grade_of(length)
         return Guess(self.name, token_ids[len(after) :], length, grade, PRIOR_RATES[grade])

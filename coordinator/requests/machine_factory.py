@@ -6,18 +6,20 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.proposers.interface import ContextSource
-from coordinator.proposers.registry import CONTEXT_SOURCES
+from coordinator.proposers.finished_texts import FinishedTexts
+from coordinator.proposers.registry import SourceSetting, check_sources, make_sources
+from coordinator.proposers.suffix import SuffixSettings
 from coordinator.round.machine import RoundMachine
 from coordinator.round.state import RoundState
 from coordinator.sequence.ledger import Ledger
 from coordinator.sequence.messages import Deadlines, Phase
+from coordinator.sequence.round_record import DRAFT, PROMPT_LOOKUP
 from coordinator.speculation.controller import Controller, RequestKind, kind_of
 from coordinator.speculation.policy import FixedLength, GoodputPolicy, Policy, TablePolicy
 from coordinator.text.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
 from paceline.core.types import SequenceParams, SpeculationParams
-from paceline.core.validation import AUTO, DraftTokens
+from paceline.core.validation import AUTO, DraftTokens, prompt_lookup_range
 from paceline.rpc.codec import GenerateCall
 from paceline.v1 import common_pb2
 
@@ -31,6 +33,8 @@ class Machines:
         self._table = config.speculation_table
         longest = max((k for _, _, k in self._table), default=config.max_num_speculative_tokens)
         self._controller = Controller(longest)
+        check_sources("sources", config.source_names)
+        self._finished = FinishedTexts(config.suffix_cached_requests)
 
     def make(
         self, call: GenerateCall, params: SequenceParams, ledger: Ledger, info: common_pb2.WorkerInfo
@@ -39,6 +43,7 @@ class Machines:
         config, sampling, asked = self._config, params.sampling, call.speculation
         wanted = asked.num_speculative_tokens
         k = config.num_speculative_tokens if wanted is None else wanted
+        sources = self._sources(asked, k, params)
         state = RoundState(
             # Never reused, unlike the request id, which the client chooses.
             sequence_id=secrets.token_hex(12),
@@ -49,7 +54,8 @@ class Machines:
             deadlines=Deadlines(config.draft_timeout, config.target_timeout, config.recovery_timeout),
             vocabulary_size=info.vocabulary_size,
             target_max_len=info.max_model_len,
-            sources=self._sources(asked, k, params),
+            sources=make_sources(sources, self._setting(asked, params)),
+            asks_draft=asked.drafter in (None, DRAFT),
             phase=Phase.DONE if ledger.ended else Phase.NEW,
         )
         return RoundMachine(state)
@@ -62,17 +68,43 @@ class Machines:
             return TablePolicy(controller, controller.max_draft, kind, table=self._table)
         return GoodputPolicy(controller, controller.max_draft, kind)
 
-    def _sources(
-        self, asked: SpeculationParams, k: DraftTokens, params: SequenceParams
-    ) -> list[ContextSource]:
-        """The context sources that may propose; none without draft tokens.
+    def _sources(self, asked: SpeculationParams, k: DraftTokens, params: SequenceParams) -> Sequence[str]:
+        """Names of the context sources that may propose; none without draft tokens.
 
-        Proposals depend on measured times. In a mode whose tokens depend on the rounds, a fixed K keeps a
-        seed's tokens the same, so the server uses no source there unless asked.
+        The choice of a source depends on measured times. In a mode whose tokens depend on the rounds, a fixed
+        K keeps a seed's tokens the same, so the server uses no source there unless asked.
+
+        Raises InvalidArgumentError naming `drafter`.
         """
-        by_default = self._config.prompt_lookup and (params.target_decides or k == AUTO)
-        wanted = by_default if asked.prompt_lookup is None else asked.prompt_lookup
-        return [make() for make in CONTEXT_SOURCES.values()] if wanted and k else []
+        if not k or asked.drafter == DRAFT or asked.prompt_lookup is False:
+            return ()
+        if asked.drafter is not None:
+            check_sources("drafter", [asked.drafter])
+            return (asked.drafter,)
+        repeats = params.target_decides or k == AUTO
+        names = self._config.source_names if repeats else ()
+        return (*names, PROMPT_LOOKUP) if asked.prompt_lookup else names
+
+    def _setting(self, asked: SpeculationParams, params: SequenceParams) -> SourceSetting:
+        """Raises InvalidArgumentError naming a setting that does not fit the server's."""
+        config = self._config
+        shortest = asked.prompt_lookup_min or config.prompt_lookup_min
+        longest = asked.prompt_lookup_max or config.prompt_lookup_max
+        if asked.prompt_lookup_min or asked.prompt_lookup_max:
+            prompt_lookup_range(shortest, longest)
+        return SourceSetting(
+            prompt_lookup_min=shortest,
+            prompt_lookup_max=longest,
+            suffix=SuffixSettings(
+                max_tree_depth=config.suffix_max_tree_depth,
+                max_spec_factor=config.suffix_max_spec_factor,
+                min_token_prob=config.suffix_min_token_prob,
+            ),
+            finished=self._finished,
+            salt=params.cache_salt,
+            prompt_length=params.prompt_length,
+            structured=params.sampling.structure is not None,
+        )
 
     @staticmethod
     def of_choice(request: SequenceParams, choice: int, received: Sequence[int]) -> SequenceParams:

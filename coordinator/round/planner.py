@@ -14,7 +14,7 @@ from coordinator.round.present_round import PresentRound
 from coordinator.sequence.ledger import Ledger
 from coordinator.sequence.validation import shortened
 from coordinator.speculation.policy import Policy
-from paceline.core.types import Outcome, Proposal
+from paceline.core.types import Outcome, Proposal, Verdict
 
 
 @dataclass(slots=True)
@@ -31,6 +31,8 @@ class Planner:
     vocabulary_size: int
     target_max_len: int
     draft_max_len: int = 0
+    asks_draft: bool = True
+    """False if the request names a context source as its only source."""
     chosen: int = 0
     """The policy's last choice of K; a round may have room for fewer draft tokens."""
 
@@ -48,14 +50,33 @@ class Planner:
         The first round has K = 0: its target pass prefills the prompt, and drafting must not delay the first
         token. The last rounds have a smaller K: tokens past `max_tokens` or a model's length are wasted.
         """
-        if round_number == 1 or not self.draft.usable(round_number):
+        if round_number == 1 or not self.drafts(round_number):
             return 0
         room = max(0, self.room())
         return min(planned if planned is not None else self._choose(room), room)
 
     def wanted_next(self, round_number: int) -> int:
         """Choose K of the next round. The verdict on the present round adds at least one token."""
-        return self._choose(max(0, self.room(1))) if self.draft.usable(round_number + 1) else 0
+        return self._choose(max(0, self.room(1))) if self.drafts(round_number + 1) else 0
+
+    def drafts(self, round_number: int) -> bool:
+        """True if the draft can be asked in this round."""
+        return self.asks_draft and self.draft.usable(round_number)
+
+    @property
+    def awaits_verdict(self) -> bool:
+        """True if a source may guess from what the verdict on the present round says."""
+        return any(source.awaits_verdict for source in self.sources)
+
+    def on_verdict(self, verdict: Verdict) -> None:
+        """Tell the sources about a verdict that was committed."""
+        for source in self.sources:
+            source.on_verdict(verdict, len(self.ledger))
+
+    def on_end(self) -> None:
+        """The sequence has come to its end."""
+        for source in self.sources:
+            source.close(self.ledger.token_ids)
 
     def guess(self, num_wanted: int) -> Guess | None:
         """The best guess of a context source, if it is worth more than `num_wanted` draft tokens."""

@@ -43,6 +43,7 @@ class RoundState:
     target_max_len: InitVar[int]
     draft_max_len: InitVar[int] = 0
     sources: InitVar[Sequence[ContextSource]] = ()
+    asks_draft: InitVar[bool] = True
     phase: Phase = Phase.NEW
     deadline: float | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -65,6 +66,7 @@ class RoundState:
         target_max_len: int,
         draft_max_len: int,
         sources: Sequence[ContextSource],
+        asks_draft: bool,
     ) -> None:
         """Create views of two unknown workers, and pass the other arguments to the planner."""
         self.target, self.draft = TargetView(self.sequence_id), RemoteDraft(self.sequence_id)
@@ -77,6 +79,7 @@ class RoundState:
             vocabulary_size,
             target_max_len,
             draft_max_len,
+            asks_draft,
         )
 
     @property
@@ -173,6 +176,7 @@ class RoundState:
 
     def finish(self, now: float, *, goes_on: bool) -> list[Action]:
         """Close after the ledger has ended. If the target `goes_on`, it has begun one more round."""
+        self.planner.on_end()
         if goes_on:
             since = self.present.record.left_target
             self.present.record = RoundRecord(self.round + 1, now, target_since=since)

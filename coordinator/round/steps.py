@@ -182,7 +182,9 @@ class Steps:
         """Let the draft prefill the prompt during the target's prefill, if the next round asks the draft."""
         state = self.state
         draft = state.draft
-        if state.round != 1 or draft.open or not draft.usable(state.round + 1) or not self._wanted_next():
+        if state.round != 1 or draft.open or not state.planner.drafts(state.round + 1):
+            return []
+        if not self._wanted_next():
             return []
         return [ToDraft(command) for command in draft.opening(state.ledger, state.params)]
 
@@ -193,6 +195,8 @@ class Steps:
             # Without room there may be no next round at all.
             room = state.planner.room_on_target(1 + state.present.proposal.num_draft_tokens)
             if state.round == 1 or state.client_behind or room < 0 or self._wanted_next():
+                return []
+            if state.planner.awaits_verdict:
                 return []
             if ahead := state.planner.guess_ahead(state.present):
                 outcome, state.next.guess = ahead
@@ -231,6 +235,7 @@ class Steps:
         commit = state.ledger.commit(with_origins(verdict, state.present.proposal), verdict.logprobs)
         state.committed = state.present.record.judged(now, waited, num_draft, verdict.timings, commit)
         state.stats.record(state.committed)
+        state.planner.on_verdict(verdict)
         if commit.finish is not None:
             return [Emit(commit), *state.finish(now, goes_on=following is not None)]
         if following is None:

@@ -10,7 +10,7 @@ from paceline.core.types import Timings
 
 
 @dataclass(slots=True)
-class SourceCounts:
+class SourceStats:
     """Counts over the committed rounds with a proposal from one source."""
 
     num_rounds: int = 0
@@ -23,16 +23,16 @@ class SourceCounts:
         self.num_draft_tokens += told.num_draft
         self.num_accepted_draft_tokens += told.num_accepted
 
-    def add(self, other: SourceCounts) -> None:
+    def add(self, other: SourceStats) -> None:
         """Add the counts of another sequence."""
         self.num_rounds += other.num_rounds
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_draft_tokens += other.num_accepted_draft_tokens
 
 
-def by_source() -> defaultdict[str, SourceCounts]:
+def by_source() -> defaultdict[str, SourceStats]:
     """Empty counts by source."""
-    return defaultdict(SourceCounts)
+    return defaultdict(SourceStats)
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class SpeculationStats:
     num_accepted_draft_tokens: int = 0
     num_lookahead_hits: int = 0
     """Rounds whose proposal was there when the verdict came."""
-    by_source: defaultdict[str, SourceCounts] = field(default_factory=by_source)
+    by_source: defaultdict[str, SourceStats] = field(default_factory=by_source)
     """Counts by the name of the proposal's source."""
     cached_prompt_tokens: int = 0
     """Prompt tokens whose cache entries the target already had when the sequence began."""
@@ -84,6 +84,11 @@ class SpeculationStats:
             self.reached[i] += 1
         for i in range(num_accepted):
             self.accepted_at[i] += 1
+
+    @property
+    def proposing(self) -> dict[str, SourceStats]:
+        """Counts of the sources that proposed at least once."""
+        return {source: counts for source, counts in self.by_source.items() if counts.num_rounds}
 
     @property
     def num_prompt_lookups(self) -> int:

@@ -41,6 +41,7 @@ def verdict_fits(verdict: Verdict, proposal: Proposal, base_length: int, vocabul
         and verdict.token_ids[:accepted] == proposal.token_ids[:accepted]
         and 0 <= verdict.token_ids[-1] < vocabulary_size
         and verdict.num_computed_tokens == base_length + accepted
+        and all(token_id < vocabulary_size for token_id in verdict.forced_token_ids)
     )
 
 

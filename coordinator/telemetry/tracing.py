@@ -62,6 +62,7 @@ class Tracer:
             "paceline.num_accepted_tokens": record.num_accepted,
             "paceline.num_committed_tokens": record.num_tokens,
             "paceline.lookahead_hit": record.hit,
+            "paceline.source": record.proposed_by if record.num_draft else "",
             "paceline.prompt_lookup": record.source == PROMPT_LOOKUP,
             "paceline.prefill": record.prefills,
             "paceline.verify_seconds": record.verify_waited,

@@ -48,7 +48,6 @@ _HELP = {
     "support_bound": "Most tokens of that distribution.",
     "num_speculative_tokens": "Draft tokens per round (K); 0 switches drafting off, auto chooses.",
     "acceptance": "How the target decides on draft tokens; no mode changes its distribution.",
-    "prompt_lookup": "Copy draft tokens from the text so far where that pays more than asking the draft.",
     "trust_remote_code": "Run model code that comes with the checkpoint.",
     "exit_with_parent": "Stop when standard input closes, so that a child never outlives its supervisor.",
     "temperature": "0 is greedy.",

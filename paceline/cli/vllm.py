@@ -87,9 +87,25 @@ NOT_HERE: Final = {
 }
 """Options without an equivalent, with the reason or an alternative."""
 
+
+def _context(source: str) -> list[str]:
+    """Options for a context source without a draft."""
+    return ["--draft-model", "none", "--sources", source]
+
+
 _DTYPES: Final = {"half": "float16", "float": "float32"}
 """Additional names of number formats in vLLM."""
-_DRAFT_SETTINGS: Final = {"model": "--draft-model", "num_speculative_tokens": "--num-speculative-tokens"}
+_DRAFT_SETTINGS: Final = {
+    "model": "--draft-model",
+    "num_speculative_tokens": "--num-speculative-tokens",
+    "prompt_lookup_min": "--prompt-lookup-min",
+    "prompt_lookup_max": "--prompt-lookup-max",
+    "suffix_decoding_max_tree_depth": "--suffix-max-tree-depth",
+    "suffix_decoding_max_cached_requests": "--suffix-cached-requests",
+    "suffix_decoding_max_spec_factor": "--suffix-max-spec-factor",
+    "suffix_decoding_min_token_prob": "--suffix-min-token-prob",
+}
+_METHODS: Final = {"draft_model": [], "ngram": _context("prompt-lookup"), "suffix": _context("suffix")}
 _SPECULATION: Final = ("--speculative-config", "-sc")
 
 
@@ -152,9 +168,9 @@ def _speculation(name: str, text: str) -> list[str]:
     for key, value in settings.items():
         if key in _DRAFT_SETTINGS:
             result += [_DRAFT_SETTINGS[key], str(value)]
-        elif (key, value) == ("method", "ngram"):
-            result += ["--draft-model", "none"]
-        elif (key, value) not in (("method", "draft_model"), ("draft_tensor_parallel_size", 1)):
+        elif key == "method" and value in _METHODS:
+            result += _METHODS[value]
+        elif (key, value) != ("draft_tensor_parallel_size", 1):
             raise InvalidArgumentError(
                 name, f"{key} {value!r} is not supported: the draft is a separate model (--draft-model)"
             )

@@ -9,6 +9,7 @@ from paceline.client.results import (
     GenerationResult,
     Logprob,
     RoundTimings,
+    SourceCounts,
     SpeculativeDecoding,
     Usage,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "RoundTimings",
     "SamplingParams",
     "ServerStatus",
+    "SourceCounts",
     "SpeculationParams",
     "SpeculativeDecoding",
     "StaleEpochError",

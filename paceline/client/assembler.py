@@ -24,6 +24,7 @@ from paceline.client.results import (
     Logprob,
     PositionLogprobs,
     RoundTimings,
+    SourceCounts,
     SpeculativeDecoding,
     Usage,
 )
@@ -213,7 +214,13 @@ class StreamAssembler:
             finish_reason=reason,
             stop_reason=_stop_reason(finished),
             logprobs=tuple(choice.logprobs) if self._wants_logprobs else None,
-            speculative_decoding=mirror(SpeculativeDecoding, finished.speculative_decoding),
+            speculative_decoding=mirror(
+                SpeculativeDecoding,
+                finished.speculative_decoding,
+                by_source=tuple(
+                    mirror(SourceCounts, counts) for counts in finished.speculative_decoding.by_source
+                ),
+            ),
             timings=_timings(finished.timings),
         )
         self._usages.append(finished.usage)

@@ -35,6 +35,18 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceCounts:
+    """What one source of draft tokens proposed."""
+
+    source: str
+    """`draft` for the draft worker, or a context source such as `prompt-lookup`."""
+    num_rounds: int
+    """Rounds with its proposal."""
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculativeDecoding:
     """Speculation statistics of one completion, named as in vLLM's per-request block.
 
@@ -62,6 +74,8 @@ class SpeculativeDecoding:
     """Rounds whose proposal was drafted in advance."""
     num_prompt_lookups: int
     """Rounds whose proposal was copied from the sequence's own text."""
+    by_source: tuple[SourceCounts, ...] = ()
+    """Sources that proposed at least once."""
 
 
 @dataclass(frozen=True, slots=True)

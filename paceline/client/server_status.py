@@ -126,6 +126,8 @@ class CoordinatorStatus:
     """Empty if HTTP is not served."""
     num_preemptions: int
     """Number of times a running sequence had to wait for blocks of the target's cache."""
+    sources: tuple[str, ...] = ()
+    """Context sources that may propose draft tokens for requests that do not name any."""
     warnings: tuple[str, ...] = ()
     """Settings that reduce drafting."""
 

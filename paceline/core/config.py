@@ -16,6 +16,7 @@ from paceline.core.validation import (
     device,
     draft_token_table,
     draft_tokens,
+    prompt_lookup_range,
     worker_address,
 )
 
@@ -235,7 +236,22 @@ class CoordinatorConfig:
     [[1, 4, 5], [5, 16, 3], [17, 64, 0]]; empty chooses K by measured goodput."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     prompt_lookup: bool = True
-    """Copy draft tokens from a sequence's own text where that pays more than asking the draft."""
+    """Guess draft tokens from texts, without the draft; `--no-prompt-lookup` stands for `--sources none`."""
+    sources: str = "prompt-lookup,grammar"
+    """Context sources that may propose draft tokens in place of the draft where that pays more, with commas:
+    `prompt-lookup`, `ngram`, `suffix`, `grammar`; `none` for no such source."""
+    prompt_lookup_min: int = limits.PROMPT_LOOKUP_MIN
+    """Shortest match in tokens after which prompt lookup copies."""
+    prompt_lookup_max: int = limits.PROMPT_LOOKUP_MAX
+    """Longest match in tokens that prompt lookup compares."""
+    suffix_max_tree_depth: int = 24
+    """Longest match in tokens that suffix drafting compares."""
+    suffix_max_spec_factor: float = 1.0
+    """Most draft tokens of suffix drafting for each token of its match."""
+    suffix_min_token_prob: float = 0.1
+    """Suffix drafting ends a guess where its estimated probability falls below this."""
+    suffix_cached_requests: int = 10_000
+    """Finished answers of one tenant from which suffix drafting copies; 0 uses each request's own text."""
     draft_timeout: float = 5.0
     """Seconds after which a round continues without its proposal."""
     target_timeout: float = 120.0
@@ -315,6 +331,14 @@ class CoordinatorConfig:
             "max_num_speculative_tokens",
             f"must be between 1 and {limits.MAX_SPECULATIVE_TOKENS}",
         )
+        prompt_lookup_range(self.prompt_lookup_min, self.prompt_lookup_max)
+        for name, least, most in (
+            ("suffix_max_tree_depth", 2, limits.MAX_PROMPT_LOOKUP),
+            ("suffix_max_spec_factor", 0.1, limits.MAX_SPECULATIVE_TOKENS),
+            ("suffix_min_token_prob", 0, 1),
+            ("suffix_cached_requests", 0, limits.MAX_SUFFIX_CACHED_REQUESTS),
+        ):
+            _check(least <= getattr(self, name) <= most, name, f"must be between {least} and {most}")
         if self.num_speculative_tokens_per_batch_size:
             name = "num_speculative_tokens_per_batch_size"
             _check(self.num_speculative_tokens == AUTO, name, f"needs num_speculative_tokens {AUTO!r}")
@@ -346,6 +370,12 @@ class CoordinatorConfig:
         _ = self.tls
         without_authority = self.worker_tls is not None and not self.worker_tls_ca
         _check(not without_authority, "worker_tls_ca", "is required with worker_tls_certificate")
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """`sources` as names; none with `--no-prompt-lookup`."""
+        names = () if self.sources == "none" else tuple(name.strip() for name in self.sources.split(","))
+        return names if self.prompt_lookup else ()
 
     @property
     def speculation_table(self) -> tuple[tuple[int, int, int], ...]:

@@ -63,6 +63,22 @@ MAX_SPECULATIVE_TOKENS: Final = 32
 MAX_CONTINUATIONS: Final = 256
 """Outcomes of one verification for which tokens are drafted ahead."""
 
+MAX_NAME_CHARACTERS: Final = 64
+"""Length of the name of a source of draft tokens."""
+PROMPT_LOOKUP_MIN: Final = 2
+PROMPT_LOOKUP_MAX: Final = 16
+"""Shortest match that prompt lookup copies after, and longest that it compares, by default. Longer matches
+than 16 tokens add no information."""
+MAX_PROMPT_LOOKUP: Final = 64
+"""Bound of both settings."""
+MAX_SUFFIX_CACHED_REQUESTS: Final = 1_000_000
+"""Bound of `suffix_cached_requests`; their tokens have a bound of their own."""
+MAX_NGRAM_ENTRIES: Final = 16_384
+"""Pairs of a context and its continuation that n-gram drafting counts for one sequence: about 4 MB."""
+MAX_SHARED_DRAFT_TOKENS: Final = 524_288
+"""Tokens of finished answers that suffix drafting keeps for later requests, of all tenants together: about
+100 MB."""
+
 MAX_SUPPORT: Final = 1024
 """Tokens in the sparse distribution q of one draft token."""
 

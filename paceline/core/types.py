@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+from paceline.core import limits
 from paceline.core.acceptance import GREEDY_MODE, AcceptanceMode
 from paceline.core.sampling import SamplingParams
 from paceline.core.structured import StructuredOutputs
-from paceline.core.validation import DraftTokens, draft_tokens, from_mapping, require
+from paceline.core.validation import DraftTokens, draft_tokens, from_mapping, prompt_lookup_range, require
 
 __all__ = [
     "AcceptanceMode",
@@ -59,14 +60,24 @@ class SpeculationParams:
 
     `num_speculative_tokens` is K; `auto` lets the server choose it for every round, up to the server's bound,
     and 0 switches drafting off. None takes the server's setting. `acceptance` None takes the server's default
-    mode. `prompt_lookup` allows or forbids draft tokens copied from the sequence's own text, within the same
-    K. None takes the server's setting, except in rejection or block mode above temperature 0 with a fixed K,
-    where it means off: copying depends on measured times, so a seed would not reproduce its tokens.
+    mode.
+
+    `drafter` names the only source of draft tokens: `draft` for the draft worker, or a context source of the
+    server, which guesses from texts (`prompt-lookup`, `ngram`, `suffix`, `grammar`). None leaves the choice
+    among all its sources to the server, for each round by expected tokens per second. In rejection or block
+    mode above temperature 0 with a fixed K, None means the draft worker alone: the choice depends on measured
+    times, so a seed would not reproduce its tokens. `prompt_lookup` True adds prompt lookup to the server's
+    sources, and False forbids all context sources; it excludes `drafter`. `prompt_lookup_min` and
+    `prompt_lookup_max` are the shortest match after which prompt lookup copies, and the longest that it
+    compares.
     """
 
     num_speculative_tokens: DraftTokens | None = None
     acceptance: AcceptanceMode | str | None = None
+    drafter: str | None = None
     prompt_lookup: bool | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
 
     def __post_init__(self) -> None:
         """Convert a mode given by name. Raises InvalidArgumentError naming the field."""
@@ -80,6 +91,15 @@ class SpeculationParams:
         require(known, "acceptance", "must be an acceptance mode or its name")
         truth = self.prompt_lookup is None or isinstance(self.prompt_lookup, bool)
         require(truth, "prompt_lookup", "must be true or false")
+        self._check_sources()
+
+    def _check_sources(self) -> None:
+        if self.drafter is not None:
+            named = isinstance(self.drafter, str) and 0 < len(self.drafter) <= limits.MAX_NAME_CHARACTERS
+            require(named, "drafter", "must be the name of a source of draft tokens")
+            why = "cannot be given with prompt_lookup: either names the sources"
+            require(self.prompt_lookup is None, "drafter", why)
+        prompt_lookup_range(self.prompt_lookup_min, self.prompt_lookup_max)
 
     @property
     def mode(self) -> AcceptanceMode | None:
@@ -215,6 +235,8 @@ class Verdict:
     went_on_with: int | None = None
     """None if the next round has not begun. Else the number of draft tokens it began with: those of the
     VerifyAhead proposal for this outcome, or 0 if there was none."""
+    forced_token_ids: tuple[int, ...] = ()
+    """Tokens that the sequence's structured output leaves no choice about, behind `token_ids`."""
 
     @property
     def outcome(self) -> Outcome:

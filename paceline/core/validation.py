@@ -66,6 +66,18 @@ def device(name: str, value: str) -> str:
     return value
 
 
+def prompt_lookup_range(shortest: int | None, longest: int | None) -> None:
+    """Check `prompt_lookup_min` and `prompt_lookup_max`; None stands for the default."""
+    for name, value in (("prompt_lookup_min", shortest), ("prompt_lookup_max", longest)):
+        if value is not None:
+            most = limits.MAX_PROMPT_LOOKUP
+            require(1 <= integer(name, value) <= most, name, f"must be between 1 and {most}, got {value}")
+    least = limits.PROMPT_LOOKUP_MIN if shortest is None else shortest
+    most = limits.PROMPT_LOOKUP_MAX if longest is None else longest
+    name = "prompt_lookup_max" if shortest is None else "prompt_lookup_min"
+    require(least <= most, name, f"prompt_lookup_min, {least}, is above prompt_lookup_max, {most}")
+
+
 AUTO: Final = "auto"
 DraftTokens = int | Literal["auto"]
 """K, or `auto` to let the coordinator choose it every round."""

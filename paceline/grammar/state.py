@@ -184,6 +184,24 @@ class GrammarState:
                 return i + 1
         return most
 
+    def forced(self, generated: Sequence[int]) -> tuple[int, ...]:
+        """Tokens that follow the generated ones in every valid text, in the tokenizer's spelling.
+
+        Empty at the end of the text, and before a token that may continue in several ways.
+
+        Raises PacelineError: the grammar fails here, as `masks` then does too.
+        """
+        if self._length_before_dead_end(list(generated)) <= len(generated):
+            return ()
+        return self._with_fair_limits(lambda: self._forced(generated))
+
+    def _forced(self, generated: Sequence[int]) -> tuple[int, ...]:
+        if not self._go_to(generated):
+            return ()
+        tokens = self._matcher.compute_ff_tokens()
+        self._refuse_if_broken()
+        return tuple(tokens)
+
     def follows(self, generated: Sequence[int], until: float) -> bool:
         """Whether the tokens are a valid text or prefix.
 

@@ -44,7 +44,22 @@ class StackOptions:
     [[1, 4, 5], [5, 16, 3], [17, 64, 0]]; empty chooses K by measured goodput."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     prompt_lookup: bool = True
-    """Copy draft tokens from a sequence's own text where that pays more than asking the draft."""
+    """Guess draft tokens from texts, without the draft; `--no-prompt-lookup` stands for `--sources none`."""
+    sources: str = "prompt-lookup,grammar"
+    """Context sources that may propose draft tokens in place of the draft where that pays more, with commas:
+    `prompt-lookup`, `ngram`, `suffix`, `grammar`; `none` for no such source."""
+    prompt_lookup_min: int = limits.PROMPT_LOOKUP_MIN
+    """Shortest match in tokens after which prompt lookup copies."""
+    prompt_lookup_max: int = limits.PROMPT_LOOKUP_MAX
+    """Longest match in tokens that prompt lookup compares."""
+    suffix_max_tree_depth: int = 24
+    """Longest match in tokens that suffix drafting compares."""
+    suffix_max_spec_factor: float = 1.0
+    """Most draft tokens of suffix drafting for each token of its match."""
+    suffix_min_token_prob: float = 0.1
+    """Suffix drafting ends a guess where its estimated probability falls below this."""
+    suffix_cached_requests: int = 10_000
+    """Finished answers of one tenant from which suffix drafting copies; 0 uses each request's own text."""
     draft_timeout: float = 5.0
     """Seconds after which a round continues without its proposal."""
     target_timeout: float = 120.0

@@ -114,6 +114,9 @@ class SpeculationParams(_message.Message):
     ACCEPTANCE_MODE_FIELD_NUMBER: _builtins.int
     AUTO_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_LOOKUP_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    PROMPT_LOOKUP_MIN_FIELD_NUMBER: _builtins.int
+    PROMPT_LOOKUP_MAX_FIELD_NUMBER: _builtins.int
     num_speculative_tokens: _builtins.int
     """Unset: the server's setting. 0 switches drafting off."""
     acceptance_mode: _common_pb2.AcceptanceMode.ValueType
@@ -121,9 +124,16 @@ class SpeculationParams(_message.Message):
     auto_num_speculative_tokens: _builtins.bool
     """The server chooses for every round; num_speculative_tokens is unset then."""
     prompt_lookup: _builtins.bool
-    """Draft tokens may be copied from the sequence's own text. Unset: the server's setting, but off with a
-    fixed number of draft tokens in rejection or block mode above temperature 0.
+    """True adds prompt lookup to the server's context sources, false forbids all of them. Unset: the server's
+    setting, but none with a fixed number of draft tokens in rejection or block mode above temperature 0.
     """
+    drafter: _builtins.str
+    """The only source of draft tokens: "draft" for the draft worker, or a context source such as "suffix".
+    Empty: the server chooses among its sources.
+    """
+    prompt_lookup_min: _builtins.int
+    """Shortest match after which prompt lookup copies, and longest that it compares. 0: the server's setting."""
+    prompt_lookup_max: _builtins.int
     def __init__(
         self,
         *,
@@ -131,10 +141,13 @@ class SpeculationParams(_message.Message):
         acceptance_mode: _common_pb2.AcceptanceMode.ValueType = ...,
         auto_num_speculative_tokens: _builtins.bool = ...,
         prompt_lookup: _builtins.bool | None = ...,
+        drafter: _builtins.str = ...,
+        prompt_lookup_min: _builtins.int = ...,
+        prompt_lookup_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "acceptance_mode", b"acceptance_mode", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "acceptance_mode", b"acceptance_mode", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "drafter", b"drafter", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
@@ -515,6 +528,7 @@ class SpeculativeDecoding(_message.Message):
     NUM_ROUNDS_FIELD_NUMBER: _builtins.int
     NUM_LOOKAHEAD_HITS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOOKUPS_FIELD_NUMBER: _builtins.int
+    BY_SOURCE_FIELD_NUMBER: _builtins.int
     mean_acceptance_length: _builtins.float
     """Committed tokens of a round with a proposal; 1 without any."""
     draft_acceptance_rate: _builtins.float
@@ -539,6 +553,10 @@ class SpeculativeDecoding(_message.Message):
     def acceptance_rate_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Entry i: of the draft tokens at position i that were accepted or replaced, the share accepted."""
 
+    @_builtins.property
+    def by_source(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceCounts]:
+        """By source of the draft tokens, those that proposed at least once."""
+
     def __init__(
         self,
         *,
@@ -552,14 +570,47 @@ class SpeculativeDecoding(_message.Message):
         num_rounds: _builtins.int = ...,
         num_lookahead_hits: _builtins.int = ...,
         num_prompt_lookups: _builtins.int = ...,
+        by_source: _abc.Iterable[Global___SourceCounts] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "acceptance_rate_per_position", b"acceptance_rate_per_position", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_hits", b"num_lookahead_hits", "num_prompt_lookups", b"num_prompt_lookups", "num_rounds", b"num_rounds", "num_spec_steps", b"num_spec_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "acceptance_rate_per_position", b"acceptance_rate_per_position", "by_source", b"by_source", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_hits", b"num_lookahead_hits", "num_prompt_lookups", b"num_prompt_lookups", "num_rounds", b"num_rounds", "num_spec_steps", b"num_spec_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SpeculativeDecoding: _TypeAlias = SpeculativeDecoding  # noqa: Y015
+
+@_typing.final
+class SourceCounts(_message.Message):
+    """What one source of draft tokens proposed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    NUM_ROUNDS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """"draft" for the draft worker, or a context source such as "prompt-lookup"."""
+    num_rounds: _builtins.int
+    """Rounds with its proposal."""
+    num_draft_tokens: _builtins.int
+    num_accepted_draft_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        num_rounds: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_draft_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_rounds", b"num_rounds", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceCounts: _TypeAlias = SourceCounts  # noqa: Y015
 
 @_typing.final
 class RoundTimings(_message.Message):
@@ -896,6 +947,7 @@ class CoordinatorStatus(_message.Message):
     MAX_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     PROMPT_LOOKUP_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     process_id: _builtins.int
@@ -921,6 +973,10 @@ class CoordinatorStatus(_message.Message):
     number of them in rejection or block mode above temperature 0.
     """
     @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Context sources that may propose, where a request does not say."""
+
+    @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What is set up so that less is drafted than could be, each in a sentence."""
 
@@ -940,11 +996,12 @@ class CoordinatorStatus(_message.Message):
         max_num_speculative_tokens: _builtins.int = ...,
         num_preemptions: _builtins.int = ...,
         prompt_lookup: _builtins.bool = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "prompt_lookup", b"prompt_lookup", "running", b"running", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "prompt_lookup", b"prompt_lookup", "running", b"running", "sources", b"sources", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

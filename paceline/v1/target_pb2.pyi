@@ -351,6 +351,7 @@ class Verdict(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     WENT_ON_WITH_FIELD_NUMBER: _builtins.int
+    FORCED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -373,6 +374,10 @@ class Verdict(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
         """One each of `token_ids` where the request asks for them."""
 
+    @_builtins.property
+    def forced_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens behind `token_ids` that the request's structured output leaves no choice about."""
+
     def __init__(
         self,
         *,
@@ -385,10 +390,11 @@ class Verdict(_message.Message):
         timings: _common_pb2.Timings | None = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
         went_on_with: _builtins.int | None = ...,
+        forced_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_went_on_with", b"_went_on_with", "timings", b"timings", "went_on_with", b"went_on_with"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_went_on_with", b"_went_on_with", "epoch", b"epoch", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_computed_tokens", b"num_computed_tokens", "round", b"round", "sequence_id", b"sequence_id", "timings", b"timings", "token_ids", b"token_ids", "went_on_with", b"went_on_with"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_went_on_with", b"_went_on_with", "epoch", b"epoch", "forced_token_ids", b"forced_token_ids", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_computed_tokens", b"num_computed_tokens", "round", b"round", "sequence_id", b"sequence_id", "timings", b"timings", "token_ids", b"token_ids", "went_on_with", b"went_on_with"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__went_on_with: _TypeAlias = _typing.Literal["went_on_with"]  # noqa: Y015
     _WhichOneofArgType__went_on_with: _TypeAlias = _typing.Literal["_went_on_with", b"_went_on_with"]  # noqa: Y015

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from coordinator.proposers.registry import CONTEXT_SOURCES
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
 from paceline.core.validation import AUTO
@@ -60,7 +61,7 @@ def random_request(rng: random.Random, name: str, *, choosing: bool) -> Request:
         mode,
         bad_words,
         k=rng.choice((0, 1, 2, 3, 5)),
-        prompt_lookup=len(prompt) % 2 == 0,
+        sources=tuple(CONTEXT_SOURCES) if len(prompt) % 2 == 0 else (),
         arrives=rng.uniform(0, 0.05),
         reads_every=rng.uniform(0.01, 0.05) if slow else 0.001,
         reads_at_once=1 if slow else 100,

@@ -19,6 +19,7 @@ from harness import chi_square
 from harness.tiers import mostly_full
 
 from coordinator.round.steps import Steps
+from coordinator.sequence.round_record import PROMPT_LOOKUP
 from coordinator.sequence.stats import SpeculationStats
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SparseDistribution
 from paceline.core.validation import AUTO, DraftTokens
@@ -69,10 +70,10 @@ def simulate(
     n: int = N,
     first_seed: int = 0,
     k: DraftTokens = K,
-    prompt_lookup: bool = False,
+    sources: tuple[str, ...] = (),
 ) -> World:
     events = [(ARRIVALS / 2, "draft gone")] if faults == "dies" else []
-    if prompt_lookup:
+    if sources:
         events = [(0.0, "draft gone")]
     world = World(
         1,
@@ -95,11 +96,11 @@ def simulate(
         world.submit(
             Request(
                 f"s{i}",
-                PAIRS if prompt_lookup else PROMPT,
+                PAIRS if sources else PROMPT,
                 sampling,
                 mode,
                 k=k,
-                prompt_lookup=prompt_lookup,
+                sources=sources,
                 arrives=ARRIVALS * i / n,
                 reads_every=0.01,
             )
@@ -162,10 +163,11 @@ def test_an_adaptive_k_keeps_the_distribution(mode: AcceptanceMode) -> None:
 
 
 @pytest.mark.parametrize("mode", list(AcceptanceMode))
-def test_prompt_lookup_keeps_the_distribution(mode: AcceptanceMode) -> None:
-    world = simulate(mode, first_seed=90_000, prompt_lookup=True)
+@pytest.mark.parametrize("source", mostly_full(["prompt-lookup", "suffix", "ngram"], count=1))
+def test_context_sources_keep_the_distribution(mode: AcceptanceMode, source: str) -> None:
+    world = simulate(mode, first_seed=90_000, sources=(source,))
     counted = stats_of(world)
-    assert sum(s.num_prompt_lookups for s in counted) > N / 4
+    assert sum(s.by_source[source].num_rounds for s in counted) > N / 4
     accepted = sum(s.num_accepted_draft_tokens for s in counted)
     assert 0.1 < accepted / sum(sum(s.reached) for s in counted) < 0.9
     check_speculation(world)
@@ -182,7 +184,7 @@ def test_judging_a_copy_as_a_drawn_token_is_noticed(
         return [SparseDistribution(ids, flat)] * proposal.num_draft_tokens
 
     monkeypatch.setattr(sparse_acceptance, "_points", spread)
-    assert p_value(simulate(AcceptanceMode.REJECTION, n=1000, prompt_lookup=True)) < LEVEL
+    assert p_value(simulate(AcceptanceMode.REJECTION, n=1000, sources=(PROMPT_LOOKUP,))) < LEVEL
 
 
 def test_coupled_mode_keeps_the_distribution() -> None:

@@ -19,7 +19,8 @@ from typing import Any
 from unittest import mock
 
 import coordinator.scheduling.dispatcher as dispatcher_module
-from coordinator.proposers.registry import CONTEXT_SOURCES
+from coordinator.proposers.finished_texts import FinishedTexts
+from coordinator.proposers.registry import SourceSetting, make_sources
 from coordinator.round.machine import RoundMachine
 from coordinator.round.state import RoundState
 from coordinator.scheduling.dispatcher import Dispatcher
@@ -317,7 +318,7 @@ class Request:
     mode: AcceptanceMode = AcceptanceMode.COUPLED
     bad_words: tuple[tuple[int, ...], ...] = ()
     k: DraftTokens = 3
-    prompt_lookup: bool = False
+    sources: tuple[str, ...] = ()
     cache_salt: str = ""
     arrives: float = 0.0
     reads_every: float = 0.001
@@ -421,6 +422,7 @@ class World:
         self.calendar: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._tie = itertools.count()
         self.controller = experienced_controller()
+        self.finished = FinishedTexts(most_answers=20)
         self.dispatcher = CheckedDispatcher(max_running, max_waiting, self.clock)
         self.batch = batch
         self.checks = checks
@@ -531,7 +533,9 @@ class World:
             if request.k == AUTO
             else FixedLength(self.controller, request.k)
         )
-        looks_up = request.prompt_lookup and request.k
+        setting = SourceSetting(
+            finished=self.finished, salt=request.cache_salt, prompt_length=len(request.prompt)
+        )
         state = RoundState(
             request.sequence_id,
             ledger,
@@ -547,7 +551,7 @@ class World:
             DEADLINES,
             self.target_model.vocab_size,
             self.max_model_len,
-            sources=[make() for make in CONTEXT_SOURCES.values()] if looks_up else (),
+            sources=make_sources(request.sources, setting) if request.k else (),
             deadline=self.clock() + DEADLINES.recovery,
         )
         return RoundMachine(state)

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -21,6 +22,7 @@ from coordinator.requests.generation import Generation
 from coordinator.requests.registry import Reader
 from coordinator.scheduling.running_sequence import UNREAD
 from coordinator.sequence.ledger import Commit
+from coordinator.sequence.round_record import PROMPT_LOOKUP
 from coordinator.telemetry import call_log
 from coordinator.text.vocabulary import Vocabulary
 from coordinator.workers.links import Link, LinkState
@@ -183,7 +185,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             auto_num_speculative_tokens=k == AUTO,
             max_num_speculative_tokens=coordinator.config.max_num_speculative_tokens,
             acceptance_mode=codec.mode_to_proto(coordinator.config.acceptance),
-            prompt_lookup=coordinator.config.prompt_lookup,
+            prompt_lookup=PROMPT_LOOKUP in coordinator.config.source_names,
+            sources=coordinator.config.source_names,
             finished_requests=dispatcher.finished,
             failed_requests=dispatcher.failed,
             num_preemptions=dispatcher.num_preemptions,
@@ -308,6 +311,9 @@ def _finished(generation: Generation, commit: Commit) -> pb.GenerateResponse:
             num_rounds=stats.num_rounds,
             num_lookahead_hits=stats.num_lookahead_hits,
             num_prompt_lookups=stats.num_prompt_lookups,
+            by_source=[
+                pb.SourceCounts(source=source, **asdict(counts)) for source, counts in stats.proposing.items()
+            ],
         ),
         timings=pb.RoundTimings(
             draft_us=round(times.draft * 1e6),

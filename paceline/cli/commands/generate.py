@@ -112,7 +112,7 @@ def _summary(answer: ServerStatus, scheme: str) -> str:
     warnings = "".join(f"\nwarning: {warning}" for warning in mine.warnings)
     return (
         f"K = {mine.num_speculative_tokens}, acceptance {mode}, "
-        f"prompt lookup {'on' if mine.prompt_lookup else 'off'}; "
+        f"sources {', '.join(('draft', *mine.sources))}; "
         f"{mine.running} running, {mine.waiting} waiting, "
         f"{mine.finished_requests} finished, {mine.failed_requests} failed completions (each of n), "
         f"{mine.num_preemptions} preempted{http}{warnings}"

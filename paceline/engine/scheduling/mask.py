@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.core import limits
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.structured import FIELD
 from paceline.core.types import SequenceParams
 from paceline.decoding.transfer import to_device
 from paceline.engine.loading.model import LoadedModel
+from paceline.engine.scheduling.sequences import HeldSequence
 from paceline.grammar import Grammars, GrammarState, Mask
 
 
@@ -97,6 +99,18 @@ def restriction(
         end = known
         allowed = np.pad(allowed, ((0, len(drafts) + 1 - known), (0, 0)), constant_values=True)
     return Restriction(allowed, _params_for(params, allowed, length, eos_token_ids), end)
+
+
+def forced_tokens(held: HeldSequence[Any]) -> tuple[int, ...]:
+    """Tokens that the sequence's grammar leaves no choice about behind its ledger, at most K."""
+    if held.grammar is None:
+        return ()
+    session = held.session
+    try:
+        tokens = held.grammar.forced(session.tokens[session.params.prompt_length :])
+    except PacelineError:
+        return ()  # the next round fails with this error
+    return tokens[: limits.MAX_SPECULATIVE_TOKENS]
 
 
 def _params_for(

@@ -169,6 +169,7 @@ def verdict_to_proto(sequence_id: str, epoch: int, round_number: int, verdict: V
         timings=timings_to_proto(verdict.timings),
         logprobs=[_logprobs_to_proto(entry) for entry in verdict.logprobs],
         went_on_with=verdict.went_on_with,
+        forced_token_ids=verdict.forced_token_ids,
     )
 
 
@@ -177,6 +178,7 @@ def verdict_from_proto(message: target_pb2.Verdict) -> Verdict:
     if len(message.token_ids) != message.num_accepted + 1:
         raise InvalidArgumentError("verdict.token_ids", "must be the accepted tokens and the next one")
     check_count("verdict.token_ids", message.token_ids, limits.MAX_SPECULATIVE_TOKENS + 1)
+    check_count("verdict.forced_token_ids", message.forced_token_ids, limits.MAX_SPECULATIVE_TOKENS)
     check_count("verdict.logprobs", message.logprobs, len(message.token_ids))
     logprobs = tuple(_logprobs_from_proto(entry) for entry in message.logprobs)
     if logprobs and [entry.token_id for entry in logprobs] != list(message.token_ids):
@@ -188,6 +190,7 @@ def verdict_from_proto(message: target_pb2.Verdict) -> Verdict:
         timings=timings_from_proto(message.timings),
         logprobs=logprobs,
         went_on_with=message.went_on_with if message.HasField("went_on_with") else None,
+        forced_token_ids=tuple(message.forced_token_ids),
     )
 
 

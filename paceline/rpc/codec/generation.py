@@ -47,6 +47,9 @@ def speculation_to_proto(params: SpeculationParams) -> generation_pb2.Speculatio
         message.acceptance_mode = mode_to_proto(params.mode)
     if params.prompt_lookup is not None:
         message.prompt_lookup = params.prompt_lookup
+    message.drafter = params.drafter or ""
+    message.prompt_lookup_min = params.prompt_lookup_min or 0
+    message.prompt_lookup_max = params.prompt_lookup_max or 0
     return message
 
 
@@ -64,7 +67,10 @@ def speculation_from_proto(message: generation_pb2.SpeculationParams) -> Specula
     return SpeculationParams(
         num_speculative_tokens=k,
         acceptance=None if unset else mode_from_proto(message.acceptance_mode),
+        drafter=message.drafter or None,
         prompt_lookup=message.prompt_lookup if message.HasField("prompt_lookup") else None,
+        prompt_lookup_min=message.prompt_lookup_min or None,
+        prompt_lookup_max=message.prompt_lookup_max or None,
     )
 
 

@@ -40,7 +40,9 @@ def plain(client: Client) -> list[tuple[int, ...]]:
 
 
 def test_constant_source_is_exact(with_toys: WithToys) -> None:
-    with with_toys("constant_source", num_speculative_tokens=2, draft_model=None) as stack:
+    with with_toys(
+        "constant_source", num_speculative_tokens=2, draft_model=None, sources="constant"
+    ) as stack:
         told = answers(stack.client)
         assert [tuple(answer.token_ids) for answer in told] == plain(stack.client)
         assert all(answer.speculative_decoding.num_draft_tokens > 0 for answer in told)

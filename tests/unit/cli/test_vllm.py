@@ -76,7 +76,11 @@ def test_a_speculative_config_becomes_our_options() -> None:
     config = '{"method": "draft_model", "model": "m/d", "num_speculative_tokens": 5}'
     expected = ["--draft-model", "m/d", "--num-speculative-tokens", "5"]
     assert translated("--speculative-config", config) == expected
-    assert translated('--speculative-config={"method": "ngram"}') == ["--draft-model", "none"]
+    ngram = '--speculative-config={"method": "ngram", "prompt_lookup_max": 4}'
+    without_draft = ["--draft-model", "none", "--sources"]
+    assert translated(ngram) == [*without_draft, "prompt-lookup", "--prompt-lookup-max", "4"]
+    suffix = '--speculative-config={"method": "suffix", "suffix_decoding_max_tree_depth": 32}'
+    assert translated(suffix) == [*without_draft, "suffix", "--suffix-max-tree-depth", "32"]
 
 
 def test_an_unknown_option_is_left_to_the_parser() -> None:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.proposers import prompt_lookup
-from coordinator.proposers.prompt_lookup import CANDIDATES, LONGEST, Match, TextIndex, copied
+from coordinator.proposers import occurrences
+from coordinator.proposers.prompt_lookup import CANDIDATES, Match, TextIndex, copied
+
+LONGEST = 16
 
 
 def agreement(tokens: Sequence[int], end: int) -> int:
@@ -40,6 +42,16 @@ def test_the_newest_longest_match_is_found(alphabet: int, most: int) -> None:
         assert index.find(tokens) == longest(tokens)
 
 
+@pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 4), (3, 3), (4, 8)])
+def test_matches_keep_within_their_range(shortest: int, longest: int) -> None:
+    rng = random.Random(longest)
+    for _ in range(60):
+        tokens = rng.choices(range(3), k=rng.randint(1, CANDIDATES))
+        best = max((min(agreement(tokens, end), longest) for end in range(len(tokens) - 1)), default=0)
+        found = TextIndex(shortest, longest).find(tokens)
+        assert (0 if found is None else found.length) == (best if best >= shortest else 0)
+
+
 def test_new_text_has_no_match() -> None:
     index = TextIndex()
     assert index.find([]) is None
@@ -55,7 +67,7 @@ def test_a_match_reaches_back_to_the_first_token() -> None:
 
 
 def test_a_long_prompt_is_searched_within_its_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_lookup, "REACH", 20)
+    monkeypatch.setattr(occurrences, "REACH", 20)
     far, near = [1, 2, 3, *range(100, 140), 1, 2], [1, 2, 3, *range(100, 110), 1, 2]
     assert TextIndex().find(far) is None
     assert TextIndex().find(near) == Match(2, 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.proposers.registry import CONTEXT_SOURCES
+from coordinator.proposers.prompt_lookup import PromptLookup
 from coordinator.proposers.remote_draft import MAX_PAUSE_ROUNDS
 from coordinator.round.machine import MAX_ATTEMPTS, RoundMachine
 from coordinator.round.state import MAX_LOSSES, RoundState
@@ -105,7 +105,7 @@ class Driver:
 
     def take_sources(self) -> None:
         """Every context source may propose from now on."""
-        self.state.planner.sources = [make() for make in CONTEXT_SOURCES.values()]
+        self.state.planner.sources = [PromptLookup()]
 
     def __call__(self, event: Any) -> list[Action]:
         return self.machine.handle(event, self.now)

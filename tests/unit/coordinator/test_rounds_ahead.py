@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.proposers.interface import Guess
+from coordinator.proposers.interface import ContextSource, Guess
 from coordinator.sequence.messages import Action, Emit, Fail, Phase, Signal, ToDraft, ToTarget
 from paceline.core.errors import FailedPreconditionError, InternalError, ResourceExhaustedError
 from paceline.core.messages import (
@@ -211,7 +211,7 @@ def test_a_source_is_asked_once_for_its_next_guess() -> None:
     (lookup,) = it.state.planner.sources
     asked: list[int] = []
 
-    class Counting:
+    class Counting(ContextSource):
         name = lookup.name
 
         def guess(self, tokens: Sequence[int], most: int, after: Sequence[int] = ()) -> Guess | None:

@@ -6,15 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.proposers.interface import ContextSource
-from coordinator.proposers.registry import CONTEXT_SOURCES
+from coordinator.proposers.registry import CONTEXT_SOURCES, SourceSetting
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+SETTING = SourceSetting()
 NAMES = st.sampled_from(sorted(CONTEXT_SOURCES))
 
 
 def made(name: str, tokens: list[int]) -> ContextSource:
     """A source that has seen the text grow token by token."""
-    source = CONTEXT_SOURCES[name]()
+    source = CONTEXT_SOURCES[name](SETTING)
     for length in range(1, len(tokens)):
         source.guess(tokens[:length], 4)
     return source
@@ -40,7 +41,7 @@ def test_a_guess_depends_on_the_text_alone(name: str, tokens: list[int], most: i
     source = made(name, tokens)
     first = source.guess(tokens, most)
     assert source.guess(tokens, most) == first
-    assert CONTEXT_SOURCES[name]().guess(tokens, most) == first
+    assert CONTEXT_SOURCES[name](SETTING).guess(tokens, most) == first
 
 
 @settings(deadline=None)

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.api.http.openai.usage import summed
 from coordinator.sequence.round_record import RoundRecord
-from coordinator.sequence.stats import RoundTimes, SourceCounts, SpeculationStats
+from coordinator.sequence.stats import RoundTimes, SourceStats, SpeculationStats
 from paceline.core.types import Timings
 
 
@@ -70,12 +70,12 @@ def test_rounds_are_counted_by_the_source_of_their_proposal() -> None:
     for accepted in (0, 1):
         stats.record(RoundRecord(num_draft=4, num_accepted=accepted, num_tokens=1, source="prompt-lookup"))
     assert stats.by_source == {
-        "draft": SourceCounts(1, 3, 1),
-        "constant": SourceCounts(1, 2, 2),
-        "prompt-lookup": SourceCounts(2, 8, 1),
+        "draft": SourceStats(1, 3, 1),
+        "constant": SourceStats(1, 2, 2),
+        "prompt-lookup": SourceStats(2, 8, 1),
     }
     assert stats.num_prompt_lookups == 2
-    assert summed([stats, stats]).by_source["constant"] == SourceCounts(2, 4, 4)
+    assert summed([stats, stats]).by_source["constant"] == SourceStats(2, 4, 4)
 
 
 def test_times_are_split_and_add_up() -> None:

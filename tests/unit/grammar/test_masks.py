@@ -322,3 +322,17 @@ def test_occasionally_slow_masks_are_served(monkeypatch: pytest.MonkeyPatch) -> 
     for length in range(90):
         state.masks([a] * length)
     assert asked == 90
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_forced_tokens_are_the_only_ones_allowed(name: str) -> None:
+    language, found = LANGUAGES[name], 0
+    shared = language.start()
+    for path in paths(language):
+        tokens = shared.forced(path)
+        assert tokens == language.start().forced(path)
+        found += len(tokens)
+        for i, token in enumerate(tokens):
+            (row,) = language.start().masks((*path, *tokens[:i]))
+            assert tokens_of(row) == {token}
+    assert found or name not in ("one text", "json")

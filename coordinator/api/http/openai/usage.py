@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
@@ -59,6 +60,7 @@ def usage(generations: Sequence[Generation], *, include_speculative_decoding: bo
             "num_accepted_draft_tokens": total.num_accepted_draft_tokens,
             "num_lookahead_hits": total.num_lookahead_hits,
             "num_prompt_lookups": total.num_prompt_lookups,
+            "by_source": {source: asdict(counts) for source, counts in total.proposing.items()},
         }
     return counts
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.proposers.interface import Guess
+from coordinator.proposers.interface import ContextSource, Guess
 from coordinator.proposers.registry import CONTEXT_SOURCES
 
 TOKEN = 7
 PROPOSED = 2
 
 
-class ConstantSource:
+class ConstantSource(ContextSource):
     """Two sevens, whatever the text is."""
 
     name = "constant"
@@ -21,4 +21,4 @@ class ConstantSource:
 
 
 def register() -> None:
-    CONTEXT_SOURCES[ConstantSource.name] = ConstantSource
+    CONTEXT_SOURCES[ConstantSource.name] = lambda _: ConstantSource()

@@ -92,7 +92,20 @@ class SpeculativeDecoding(Schema):
         maximum=limits.MAX_SPECULATIVE_TOKENS,
     )
     acceptance: str | None = told(enum=[*(mode.value for mode in AcceptanceMode), None])
-    prompt_lookup: bool | None = told("Whether draft tokens may be copied from the text so far.")
+    drafter: str | None = told(
+        "The only source of draft tokens: `draft`, or a context source such as `suffix`.",
+        minLength=1,
+        maxLength=limits.MAX_NAME_CHARACTERS,
+    )
+    prompt_lookup: bool | None = told(
+        "True adds prompt lookup to the server's context sources, false forbids all of them."
+    )
+    prompt_lookup_min: int | None = told(
+        "Shortest match that prompt lookup copies after.", minimum=1, maximum=limits.MAX_PROMPT_LOOKUP
+    )
+    prompt_lookup_max: int | None = told(
+        "Longest match that prompt lookup compares.", minimum=1, maximum=limits.MAX_PROMPT_LOOKUP
+    )
 
 
 def _not_too_low(temperature: float) -> float:
@@ -174,7 +187,10 @@ class GenerationRequest(TolerantSchema):
         names = {
             "num_speculative_tokens": "speculative_decoding.num_speculative_tokens",
             "acceptance": "speculative_decoding.acceptance",
+            "drafter": "speculative_decoding.drafter",
             "prompt_lookup": "speculative_decoding.prompt_lookup",
+            "prompt_lookup_min": "speculative_decoding.prompt_lookup_min",
+            "prompt_lookup_max": "speculative_decoding.prompt_lookup_max",
         }
         return names | self._structure_names
 
