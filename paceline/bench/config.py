@@ -48,7 +48,7 @@ class BenchConfig:
     """Tokens of each request; the average with several requests at a time."""
     repeats: int = 2
     """Measured runs of every arm on every workload, after warm-up; peers run once."""
-    prompts: int = len(PROMPTS)
+    num_prompts: int = len(PROMPTS)
     """Number of prompts; at concurrency 1, each is a separate workload."""
     peers: bool = True
 
@@ -78,7 +78,9 @@ class BenchConfig:
             )
         _check(self.repeats >= 1, "repeats", f"must be at least 1, got {self.repeats}")
         most = len(PROMPTS)
-        _check(1 <= self.prompts <= most, "prompts", f"must be in [1, {most}], got {self.prompts}")
+        _check(
+            1 <= self.num_prompts <= most, "num_prompts", f"must be in [1, {most}], got {self.num_prompts}"
+        )
 
     @property
     def measures_load(self) -> bool:
@@ -108,5 +110,5 @@ class BenchConfig:
 
 
 FULL = BenchConfig()
-QUICK = replace(FULL, concurrency=(1,), k=(4,), max_tokens=40, prompts=2)
+QUICK = replace(FULL, concurrency=(1,), k=(4,), max_tokens=40, num_prompts=2)
 """Only the ratios at one request at a time; takes a few minutes."""

@@ -34,7 +34,7 @@ def run_bench(config: BenchConfig, *, sink: Sink, progress: Progress) -> BenchRe
         "TOKENIZERS_PARALLELISM", "false"
     )  # tokenizers warns if processes are forked after its use
     begun = time.perf_counter()
-    prompt_ids = prompts.tokenized(config.target_model, prompts.PROMPTS[: config.prompts])
+    prompt_ids = prompts.tokenized(config.target_model, prompts.PROMPTS[: config.num_prompts])
     progress("starting one target, two drafts and three coordinators")
     with serve(config, prompt_ids, sink) as services:
         # asyncio turns Ctrl-C into a cancellation. A KeyboardInterrupt inside gRPC could make it hang.

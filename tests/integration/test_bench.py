@@ -20,7 +20,7 @@ def test_a_short_run_reports_every_ratio(tiny_pair: Any, tmp_path: Path) -> None
             *(sys.executable, "-P", "-m", "paceline", "bench", "--quick"),
             *("--target-model", str(tiny_pair.target), "--draft-model", str(tiny_pair.draft)),
             *("--device", "cpu", "--concurrency", "1", "--concurrency", "2", "--k", "2"),
-            *("--temperature", "0", "--temperature", "1", "--prompts", "2", "--max-tokens", "12"),
+            *("--temperature", "0", "--temperature", "1", "--num-prompts", "2", "--max-tokens", "12"),
             *("--repeats", "2", "--json", str(tmp_path / "run.json")),
         ],
         capture_output=True,

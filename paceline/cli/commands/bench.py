@@ -63,7 +63,7 @@ def bench(
     ] = None,
     max_tokens: Annotated[int | None, _option("max_tokens", "Tokens of each request, on average.")] = None,
     repeats: Annotated[int | None, _option("repeats", "Number of measured runs; peers run once.")] = None,
-    prompts: Annotated[int | None, _option("prompts", "Number of prompts.")] = None,
+    num_prompts: Annotated[int | None, _option("num_prompts", "Number of prompts.")] = None,
     no_peers: Annotated[bool, option("no_peers", "Do not measure transformers.")] = False,
     quick: Annotated[bool, option("quick", "Measure only single requests, in a few minutes.")] = False,
     json: Annotated[Path | None, option("json", "Write all results to this file.", dir_okay=False)] = None,
@@ -83,7 +83,7 @@ def bench(
         "k": k,
         "max_tokens": max_tokens,
         "repeats": repeats,
-        "prompts": prompts,
+        "num_prompts": num_prompts,
         "peers": False if no_peers else None,
     }
     config = configured(QUICK if quick else FULL, given)

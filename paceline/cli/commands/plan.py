@@ -103,7 +103,7 @@ def _headline(result: Plan) -> str:
         f"best K = {result.best_k}: {result.best_speedup:.2f}×; with lookahead, K = "
         f"{result.best_k_with_lookahead}: at most {result.best_speedup_with_lookahead:.2f}×",
         f"upper bound with a K chosen for each round: {_bound(result.oracle_bound_with_c)}",
-        f"upper bound for any draft: {_bound(result.oracle_bound)}",
+        f"upper bound for a chain of any length: {_bound(result.oracle_bound)}",
     ]
     if result.least_improvement is not None:
         lines.append(f"K = 1 without overhead, a lower bound: {result.least_improvement:.2f}×")

@@ -70,7 +70,7 @@ def counts(arm: Arm, tokens: int) -> Counts:
 def config(monkeypatch: pytest.MonkeyPatch) -> BenchConfig:
     # Whatever this machine would do.
     monkeypatch.setattr(BenchConfig, "drafts_ahead", True)
-    return replace(FULL, concurrency=(1, 2, 4), k=(4, 2), repeats=2, prompts=2)
+    return replace(FULL, concurrency=(1, 2, 4), k=(4, 2), repeats=2, num_prompts=2)
 
 
 @pytest.fixture

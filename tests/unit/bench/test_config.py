@@ -31,7 +31,7 @@ from paceline.core.errors import InvalidArgumentError, UnavailableError
         ("dtype", "int4"),
         ("threads", 0),
         ("repeats", 0),
-        ("prompts", len(PROMPTS) + 1),
+        ("num_prompts", len(PROMPTS) + 1),
         ("max_tokens", 1),
     ],
 )

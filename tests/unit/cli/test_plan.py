@@ -109,7 +109,7 @@ def test_the_table_and_the_plot_are_printed(capsys: pytest.CaptureFixture[str]) 
     assert "K = 4: 3.36 tokens per round, 2.80× plain speed" in printed
     assert "best K = 8: 3.09×; with lookahead, K = 16: at most 4.89×" in printed
     assert "upper bound with a K chosen for each round: 4.17×" in printed
-    assert "upper bound for any draft: 5.00×" in printed
+    assert "upper bound for a chain of any length: 5.00×" in printed
     assert "← given" in printed
     assert "← best" in printed
     assert "speed-up over K, α = 0.8" in printed
