@@ -55,4 +55,4 @@ def _has_mass(token: Drawn) -> bool:
     """False where the model gives no probability to any token that the request permits."""
     q = token.distribution
     # Probabilities may be in the order of ids, and the first one may be too small for float32.
-    return q is None or any(p > 0 for (p,) in _FLOAT.iter_unpack(q.probabilities))
+    return q is None or q.uniform_over > 0 or any(p > 0 for (p,) in _FLOAT.iter_unpack(q.probabilities))

@@ -147,11 +147,13 @@ class SparseDistribution:
     forwarding copies nothing. Draft and target normalise the same float32 values in float64.
     """
 
-    token_ids: bytes
-    probabilities: bytes
+    token_ids: bytes = b""
+    probabilities: bytes = b""
+    uniform_over: int = 0
+    """If not 0, all ids below it are equally likely and there are no others; both lists are then empty."""
 
     def __len__(self) -> int:
-        return len(self.token_ids) // 4
+        return self.uniform_over or len(self.token_ids) // 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,16 +164,22 @@ def sparse_arrays(
 
     Arguments and errors are those of `check_sparse`.
     """
-    lengths = [len(d.token_ids) for d in distributions]
     _require(
-        all(len(d.token_ids) == len(d.probabilities) for d in distributions)
-        and not any(length % 4 for length in lengths),
+        all(
+            len(d.token_ids) == len(d.probabilities)
+            and not len(d.token_ids) % 4
+            and not (d.uniform_over and d.token_ids)
+            for d in distributions
+        ),
         "must hold as many ids as probabilities, 4 bytes each",
     )
     _require(
-        all(0 < length // 4 <= limits.MAX_SUPPORT for length in lengths),
+        all(d.uniform_over or 0 < len(d) <= limits.MAX_SUPPORT for d in distributions),
         f"must have between 1 and {limits.MAX_SUPPORT} tokens",
     )
+    _require(all(d.uniform_over <= vocab_size for d in distributions), _FAULTS[1])
+    distributions = [_listed(d) for d in distributions]
+    lengths = [len(d.token_ids) for d in distributions]
     drawn = np.full(len(lengths), -1, dtype=np.int64)
     if token_ids is not None:
         _require(len(token_ids) == len(lengths), "must have one entry per draft token")
@@ -185,3 +191,11 @@ def sparse_arrays(
     fault = fault_of(ids, probabilities, ends, vocab_size, drawn)
     _require(not fault, _FAULTS[fault])
     return ids, probabilities, ends
+
+
+def _listed(distribution: SparseDistribution) -> SparseDistribution:
+    """A distribution with all of its tokens in lists."""
+    count = distribution.uniform_over
+    if not count:
+        return distribution
+    return SparseDistribution(np.arange(count, dtype="<u4").tobytes(), np.ones(count, dtype="<f4").tobytes())

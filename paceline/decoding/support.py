@@ -16,6 +16,8 @@ def draw_sparse(
 ) -> tuple[list[int], list[SparseDistribution]]:
     """Draw one token per row, each from exactly the returned distribution.
 
+    On a CPU, a row whose tokens are all equally likely is not truncated: its distribution has a closed form.
+
     Args:
         scores: float32 [R, V], logits at the request's temperature, -inf for filtered tokens.
         u: float64 [R], on the CPU, uniform in (0, 1).
@@ -33,4 +35,17 @@ def draw_sparse(
     supports = np.empty((rows, size), dtype=np.uint32), np.empty((rows, size), dtype=np.float32)
     found = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)
     draw_rows(scores.contiguous().numpy(), mass, size, u.numpy(), *supports, *found)
-    return found[1].tolist(), wire_form(*supports, found[0].tolist())
+    tokens, sent = found[1].tolist(), wire_form(*supports, found[0].tolist())
+    for row in _uniform_rows(scores, bound):
+        count = scores.shape[1]
+        tokens[row] = min(int(float(u[row]) * count), count - 1)
+        sent[row] = SparseDistribution(uniform_over=count)
+    return tokens, sent
+
+
+def _uniform_rows(scores: Tensor, bound: int) -> list[int]:
+    """The rows with more than `bound` tokens whose scores are all finite and equal."""
+    if not len(scores) or scores.shape[1] <= bound:
+        return []
+    same_ends = (scores[:, 0] == scores[:, -1]).nonzero()[:, 0].tolist()  # of a model, hardly any
+    return [r for r in same_ends if scores[r].isfinite().all() and (scores[r] == scores[r, 0]).all()]

@@ -408,19 +408,23 @@ class SparseDistribution(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROBABILITIES_FIELD_NUMBER: _builtins.int
+    UNIFORM_OVER_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
     """Little-endian uint32 each, distinct."""
     probabilities: _builtins.bytes
     """Little-endian float32 each, in the same order."""
+    uniform_over: _builtins.int
+    """If not 0, all ids below it are equally likely and there are no others; both lists are then empty."""
     def __init__(
         self,
         *,
         token_ids: _builtins.bytes = ...,
         probabilities: _builtins.bytes = ...,
+        uniform_over: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["probabilities", b"probabilities", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["probabilities", b"probabilities", "token_ids", b"token_ids", "uniform_over", b"uniform_over"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -207,6 +207,9 @@ BAD_DISTRIBUTIONS = {
     "more probabilities than ids": SparseDistribution(struct.pack("<I", 5), struct.pack("<2f", 0.5, 0.5)),
     "half an id": SparseDistribution(b"\x05\x00", b"\x00\x00"),
     "too many": sparse(*((i, 1.0) for i in range(limits.MAX_SUPPORT + 1))),
+    "uniform over more than the vocabulary": SparseDistribution(uniform_over=4_000_000_000),
+    "uniform over too few for the token": SparseDistribution(uniform_over=5),
+    "uniform and listed": SparseDistribution(struct.pack("<I", 5), struct.pack("<f", 1.0), 6),
 }
 
 

@@ -92,7 +92,9 @@ def proposal_to_proto(proposal: Proposal) -> common_pb2.Proposal:
         token_ids=proposal.token_ids,
         parents=proposal.parents,
         distributions=[
-            common_pb2.SparseDistribution(token_ids=d.token_ids, probabilities=d.probabilities)
+            common_pb2.SparseDistribution(
+                token_ids=d.token_ids, probabilities=d.probabilities, uniform_over=d.uniform_over
+            )
             for d in proposal.distributions
         ],
     )
@@ -117,6 +119,10 @@ def proposal_from_proto(message: common_pb2.Proposal) -> Proposal:
 def _sparse_from_proto(message: common_pb2.SparseDistribution) -> SparseDistribution:
     refuse_unknown_fields(message, "proposal.distributions")
     size = len(message.token_ids)
+    if message.uniform_over:
+        if size or message.probabilities:
+            raise InvalidArgumentError("proposal.distributions", "must be empty with uniform_over")
+        return SparseDistribution(uniform_over=message.uniform_over)
     if size != len(message.probabilities) or size % 4 or not 0 < size // 4 <= limits.MAX_SUPPORT:
         raise InvalidArgumentError(
             "proposal.distributions",

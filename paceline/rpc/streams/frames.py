@@ -100,7 +100,9 @@ def _fill_verify_round(message: target_pb2.VerifyRound, command: VerifyRound) ->
     message.proposal.parents.extend(command.proposal.parents)
     for distribution in command.proposal.distributions:
         message.proposal.distributions.add(
-            token_ids=distribution.token_ids, probabilities=distribution.probabilities
+            token_ids=distribution.token_ids,
+            probabilities=distribution.probabilities,
+            uniform_over=distribution.uniform_over,
         )
 
 

@@ -124,7 +124,9 @@ def sequence_params(draw: Any) -> SequenceParams:
 
 @st.composite
 def distributions(draw: Any) -> SparseDistribution:
-    size = draw(st.integers(1, 6))
+    size = draw(st.integers(0, 6))
+    if size == 0:
+        return SparseDistribution(uniform_over=draw(uint32.filter(bool)))
     return SparseDistribution(
         draw(st.binary(min_size=4 * size, max_size=4 * size)),
         draw(st.binary(min_size=4 * size, max_size=4 * size)),

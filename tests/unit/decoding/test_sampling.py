@@ -120,6 +120,9 @@ GOOD = sparse([1, 3], [0.5, 0.25])
         sparse([1, 2], [0.0, 0.0]),
         SparseDistribution(b"\0\0\0", b"\0\0\0"),
         sparse(list(range(1025)), [1.0] * 1025),
+        SparseDistribution(uniform_over=5),
+        SparseDistribution(uniform_over=2**32 - 1),
+        SparseDistribution(GOOD.token_ids, GOOD.probabilities, 4),
     ],
 )
 def test_an_invalid_distribution_is_refused(bad: SparseDistribution) -> None:
@@ -134,6 +137,17 @@ def test_a_token_that_cannot_have_been_drawn_is_refused() -> None:
     for token_ids in ([1, 2], [0, 1], [1]):
         with pytest.raises(InvalidArgumentError):
             check_sparse([GOOD, GOOD], 4, token_ids)
+
+
+def test_a_uniform_distribution_is_rebuilt() -> None:
+    """Over the whole vocabulary or its first tokens, between others, and also beyond the bound of lists."""
+    uniform = SparseDistribution(uniform_over=3)
+    assert len(uniform) == 3
+    assert dense_from_sparse([GOOD, uniform], 4).tolist() == [[0, 2 / 3, 0, 1 / 3], [1 / 3] * 3 + [0]]
+    assert dense_from_sparse([SparseDistribution(uniform_over=5000)], 5000).unique().tolist() == [1 / 5000]
+    check_sparse([GOOD, uniform], 4, [1, 2])
+    with pytest.raises(InvalidArgumentError, match="contain the token"):
+        check_sparse([GOOD, uniform], 4, [1, 3])
 
 
 def test_ids_may_repeat_between_distributions() -> None:

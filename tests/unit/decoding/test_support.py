@@ -102,3 +102,26 @@ def test_slices_of_wider_rows_and_empty_rows_are_drawn() -> None:
         wide[:, :50].clone(), halves(3), 0.9, 20
     )
     assert draw_sparse(wide[:0], halves(0), 0.9, 20) == ([], [])
+
+
+def test_a_uniform_row_has_a_closed_form() -> None:
+    """Beyond the bound nothing is cut; rows of which some tokens are filtered are."""
+    scores = torch.randn(4, 100, generator=torch.Generator().manual_seed(5))
+    scores[1], scores[2] = -2.5, 0.0
+    scores[2, 50] = -torch.inf
+    tokens, found = draw_sparse(scores, halves(4), 1.0, 99)
+    assert [sparse.uniform_over for sparse in found] == [0, 100, 0, 0]
+    assert (tokens[1], found[1]) == (50, SparseDistribution(uniform_over=100))
+    assert len(found[2]) == 99
+    assert not draw_sparse(scores, halves(4), 1.0, 100)[1][1].uniform_over
+    assert not draw_sparse(torch.full((1, 100), -torch.inf), halves(1), 1.0, 99)[1][0].uniform_over
+    check_sparse(found[1:2], 100, tokens[1:2])
+
+
+def test_a_uniform_draw_gives_each_token_its_share() -> None:
+    cells = 7 * 30
+    middles = (torch.arange(cells, dtype=torch.float64) + 0.5) / cells
+    tokens, _ = draw_sparse(torch.zeros(cells, 30), middles, 0.9, 10)
+    assert tokens == [cell // 7 for cell in range(cells)]
+    for u, token in ((2.0**-53, 0), (1 - 2.0**-53, 29)):
+        assert draw_sparse(torch.zeros(1, 30), torch.tensor([u], dtype=torch.float64), 0.9, 10)[0] == [token]

@@ -281,6 +281,9 @@ def test_sequence_params_need_a_seed_and_a_mode(changes: dict[str, Any], field: 
 
 
 NODE = common_pb2.SparseDistribution(token_ids=b"\1\0\0\0", probabilities=b"\0\0\x80\x3f")
+LISTED_AND_UNIFORM = common_pb2.SparseDistribution(
+    token_ids=NODE.token_ids, probabilities=NODE.probabilities, uniform_over=2
+)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +298,7 @@ NODE = common_pb2.SparseDistribution(token_ids=b"\1\0\0\0", probabilities=b"\0\0
         ({"token_ids": [1, 2], "distributions": [NODE]}, "proposal.distributions"),
         ({"distributions": [NODE]}, "proposal.distributions"),
         ({"token_ids": [1], "distributions": [common_pb2.SparseDistribution()]}, "proposal.distributions"),
+        ({"token_ids": [1], "distributions": [LISTED_AND_UNIFORM]}, "proposal.distributions"),
         *(
             (
                 {

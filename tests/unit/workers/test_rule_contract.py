@@ -43,7 +43,10 @@ def item(
 
 
 def sent(weights: Sequence[float]) -> SparseDistribution:
+    """In its closed form where it is uniform."""
     q = np.asarray(weights)
+    if (q == q[0]).all():
+        return SparseDistribution(uniform_over=len(q))
     return SparseDistribution(q.nonzero()[0].astype("<u4").tobytes(), q[q > 0].astype("<f4").tobytes())
 
 
@@ -106,13 +109,13 @@ def check_own_choices(mode: AcceptanceMode, rule: AcceptanceRule) -> None:
             assert outcomes(rule, [plain], row_after(tables, spoken[:i])[None]) == [RuleOutcome(0, said)]
 
 
-def error_of(mode: AcceptanceMode, rule: AcceptanceRule) -> float:
+def error_of(mode: AcceptanceMode, rule: AcceptanceRule, q: Tables | None = None) -> float:
     """How far the law of the tokens is from the target's, by integrating over all uniforms of a round."""
     vocab, k = 3, 2
     scores = random_tables(vocab, k + 1)
     # As a rule has them: softmax of float32 scores. What is sent are float32, and sixteenths are exact there.
     p = [table.softmax(-1, dtype=torch.float64) for table in scores]
-    q = [normal(table) for table in sixteenths(vocab, k)]
+    q = [normal(table) for table in (sixteenths(vocab, k) if q is None else q)]
     return Enumeration(judged_by(mode, rule, p, scores), p, q).error
 
 
@@ -133,6 +136,16 @@ def test_a_rule_keeps_the_contract(mode: AcceptanceMode, check: Any) -> None:
 @pytest.mark.parametrize("mode", [mode for mode in DRAWN if mode.facts.lossless])
 def test_a_lossless_rule_keeps_the_distribution(mode: AcceptanceMode) -> None:
     assert error_of(mode, RULES[mode]) < EXACT
+
+
+@pytest.mark.parametrize("mode", [mode for mode in DRAWN if mode.facts.lossless])
+@pytest.mark.parametrize("changed", [(), (1,)])
+def test_a_uniform_draft_keeps_the_distribution(mode: AcceptanceMode, changed: tuple[int, ...]) -> None:
+    """In all positions, or in some only: the others have lists."""
+    drawn = [torch.ones_like(table) for table in sixteenths(3, 2)]
+    for level in changed:
+        drawn[level] = sixteenths(3, 2)[level]
+    assert error_of(mode, RULES[mode], drawn) < EXACT
 
 
 @pytest.mark.parametrize("mode", SHARED)
