@@ -56,6 +56,7 @@ class Machines:
             target_max_len=info.max_model_len,
             sources=make_sources(sources, self._setting(asked, params)),
             asks_draft=asked.drafter in (None, DRAFT),
+            draft_params=replace(params, sampling=asked.draft_sampling(sampling)),
             phase=Phase.DONE if ledger.ended else Phase.NEW,
         )
         return RoundMachine(state)

@@ -44,6 +44,8 @@ class RoundState:
     draft_max_len: InitVar[int] = 0
     sources: InitVar[Sequence[ContextSource]] = ()
     asks_draft: InitVar[bool] = True
+    draft_params: SequenceParams | None = None
+    """The parameters that the draft gets; None for those of the target."""
     phase: Phase = Phase.NEW
     deadline: float | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -81,6 +83,11 @@ class RoundState:
             draft_max_len,
             asks_draft,
         )
+
+    @property
+    def params_of_draft(self) -> SequenceParams:
+        """How the draft draws."""
+        return self.draft_params or self.params
 
     @property
     def round(self) -> int:

@@ -71,7 +71,7 @@ class Steps:
         state.phase, state.deadline, draft.sent_at = Phase.DRAFTING, now + state.deadlines.draft, now
         return [
             ToDraft(command)
-            for command in draft.ask(state.ledger, state.params, present.number, present.num_wanted)
+            for command in draft.ask(state.ledger, state.params_of_draft, present.number, present.num_wanted)
         ]
 
     def on_proposal(self, event: DraftProposal, now: float) -> list[Action]:
@@ -186,7 +186,7 @@ class Steps:
             return []
         if not self._wanted_next():
             return []
-        return [ToDraft(command) for command in draft.opening(state.ledger, state.params)]
+        return [ToDraft(command) for command in draft.opening(state.ledger, state.params_of_draft)]
 
     def _offer_next_round(self) -> list[Action]:
         """If the next round does not ask the draft, let the target begin that round by itself."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from paceline.core import limits
 from paceline.core.structured import StructuredOutputs, structured_outputs
-from paceline.core.validation import from_mapping, integer, items, number, require
+from paceline.core.validation import check_draw, from_mapping, integer, items, number, require
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
@@ -75,14 +75,7 @@ class SamplingParams:
         self._check_reports()
 
     def _check_distribution(self) -> None:
-        temperature = number("temperature", self.temperature)
-        require(
-            temperature == 0 or limits.MIN_TEMPERATURE <= temperature <= limits.MAX_TEMPERATURE,
-            "temperature",
-            f"must be 0 or in [{limits.MIN_TEMPERATURE}, {limits.MAX_TEMPERATURE}], got {temperature}",
-        )
-        require(0 < number("top_p", self.top_p) <= 1, "top_p", f"must be in (0, 1], got {self.top_p}")
-        require(integer("top_k", self.top_k) >= 0, "top_k", f"must be at least 0, got {self.top_k}")
+        check_draw("", self.temperature, self.top_k, self.top_p)
         require(0 <= number("min_p", self.min_p) <= 1, "min_p", f"must be in [0, 1], got {self.min_p}")
         penalty = number("repetition_penalty", self.repetition_penalty)
         least, most = limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PENALTY

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from paceline.core import limits
 from paceline.core.acceptance import GREEDY_MODE, AcceptanceMode
+from paceline.core.errors import InvalidArgumentError
 from paceline.core.sampling import SamplingParams
 from paceline.core.structured import StructuredOutputs
-from paceline.core.validation import DraftTokens, draft_tokens, from_mapping, prompt_lookup_range, require
+from paceline.core.validation import (
+    DraftTokens,
+    check_draw,
+    draft_tokens,
+    from_mapping,
+    prompt_lookup_range,
+    require,
+)
 
 __all__ = [
     "AcceptanceMode",
@@ -70,6 +78,9 @@ class SpeculationParams:
     sources, and False forbids all context sources; it excludes `drafter`. `prompt_lookup_min` and
     `prompt_lookup_max` are the shortest match after which prompt lookup copies, and the longest that it
     compares.
+
+    `draft_temperature`, `draft_top_k` and `draft_top_p` replace the request's own values where the draft
+    draws. The output stays that of the target: q is what was drawn from. They are refused at temperature 0.
     """
 
     num_speculative_tokens: DraftTokens | None = None
@@ -78,6 +89,9 @@ class SpeculationParams:
     prompt_lookup: bool | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    draft_temperature: float | None = None
+    draft_top_k: int | None = None
+    draft_top_p: float | None = None
 
     def __post_init__(self) -> None:
         """Convert a mode given by name. Raises InvalidArgumentError naming the field."""
@@ -92,6 +106,13 @@ class SpeculationParams:
         truth = self.prompt_lookup is None or isinstance(self.prompt_lookup, bool)
         require(truth, "prompt_lookup", "must be true or false")
         self._check_sources()
+        if self.draft_top_k == -1:
+            object.__setattr__(self, "draft_top_k", 0)
+        given = self.draft_temperature, self.draft_top_k, self.draft_top_p
+        temperature, top_k, top_p = (
+            default if value is None else value for value, default in zip(given, (1.0, 0, 1.0), strict=True)
+        )
+        check_draw("draft_", temperature, top_k, top_p)  # type: ignore[arg-type]
 
     def _check_sources(self) -> None:
         if self.drafter is not None:
@@ -106,6 +127,22 @@ class SpeculationParams:
         """The acceptance mode, or None for the server's default."""
         assert not isinstance(self.acceptance, str)
         return self.acceptance
+
+    def draft_sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """How the draft draws for a request with this sampling.
+
+        Raises InvalidArgumentError naming a setting of the draft that has no meaning at temperature 0.
+        """
+        changes: dict[str, Any] = {
+            name: value
+            for name in ("temperature", "top_k", "top_p")
+            if (value := getattr(self, f"draft_{name}")) is not None
+        }
+        for name in changes if sampling.greedy else ():
+            raise InvalidArgumentError(
+                f"draft_{name}", "cannot be given at temperature 0, where nothing is drawn"
+            )
+        return replace(sampling, **changes) if changes else sampling
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

@@ -66,6 +66,17 @@ def device(name: str, value: str) -> str:
     return value
 
 
+def check_draw(prefix: str, temperature: float, top_k: int, top_p: float) -> None:
+    """Check the three settings of how a token is drawn; their names in errors begin with `prefix`."""
+    name, value = f"{prefix}temperature", number(f"{prefix}temperature", temperature)
+    least, most = limits.MIN_TEMPERATURE, limits.MAX_TEMPERATURE
+    require(value == 0 or least <= value <= most, name, f"must be 0 or in [{least}, {most}], got {value}")
+    name = f"{prefix}top_p"
+    require(0 < number(name, top_p) <= 1, name, f"must be in (0, 1], got {top_p}")
+    name = f"{prefix}top_k"
+    require(integer(name, top_k) >= 0, name, f"must be at least 0, got {top_k}")
+
+
 def prompt_lookup_range(shortest: int | None, longest: int | None) -> None:
     """Check `prompt_lookup_min` and `prompt_lookup_max`; None stands for the default."""
     for name, value in (("prompt_lookup_min", shortest), ("prompt_lookup_max", longest)):

@@ -117,6 +117,9 @@ class SpeculationParams(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     PROMPT_LOOKUP_MIN_FIELD_NUMBER: _builtins.int
     PROMPT_LOOKUP_MAX_FIELD_NUMBER: _builtins.int
+    DRAFT_TEMPERATURE_FIELD_NUMBER: _builtins.int
+    DRAFT_TOP_K_FIELD_NUMBER: _builtins.int
+    DRAFT_TOP_P_FIELD_NUMBER: _builtins.int
     num_speculative_tokens: _builtins.int
     """Unset: the server's setting. 0 switches drafting off."""
     acceptance_mode: _common_pb2.AcceptanceMode.ValueType
@@ -134,6 +137,10 @@ class SpeculationParams(_message.Message):
     prompt_lookup_min: _builtins.int
     """Shortest match after which prompt lookup copies, and longest that it compares. 0: the server's setting."""
     prompt_lookup_max: _builtins.int
+    draft_temperature: _builtins.float
+    """How the draft draws, in place of the request's own values. Not at temperature 0."""
+    draft_top_k: _builtins.int
+    draft_top_p: _builtins.float
     def __init__(
         self,
         *,
@@ -144,15 +151,30 @@ class SpeculationParams(_message.Message):
         drafter: _builtins.str = ...,
         prompt_lookup_min: _builtins.int = ...,
         prompt_lookup_max: _builtins.int = ...,
+        draft_temperature: _builtins.float | None = ...,
+        draft_top_k: _builtins.int | None = ...,
+        draft_top_p: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_temperature", b"_draft_temperature", "_draft_top_k", b"_draft_top_k", "_draft_top_p", b"_draft_top_p", "_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "draft_temperature", b"draft_temperature", "draft_top_k", b"draft_top_k", "draft_top_p", b"draft_top_p", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "acceptance_mode", b"acceptance_mode", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "drafter", b"drafter", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_temperature", b"_draft_temperature", "_draft_top_k", b"_draft_top_k", "_draft_top_p", b"_draft_top_p", "_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "acceptance_mode", b"acceptance_mode", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "draft_temperature", b"draft_temperature", "draft_top_k", b"draft_top_k", "draft_top_p", b"draft_top_p", "drafter", b"drafter", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__draft_temperature: _TypeAlias = _typing.Literal["draft_temperature"]  # noqa: Y015
+    _WhichOneofArgType__draft_temperature: _TypeAlias = _typing.Literal["_draft_temperature", b"_draft_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__draft_top_k: _TypeAlias = _typing.Literal["draft_top_k"]  # noqa: Y015
+    _WhichOneofArgType__draft_top_k: _TypeAlias = _typing.Literal["_draft_top_k", b"_draft_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__draft_top_p: _TypeAlias = _typing.Literal["draft_top_p"]  # noqa: Y015
+    _WhichOneofArgType__draft_top_p: _TypeAlias = _typing.Literal["_draft_top_p", b"_draft_top_p"]  # noqa: Y015
     _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
     _WhichOneofReturnType__prompt_lookup: _TypeAlias = _typing.Literal["prompt_lookup"]  # noqa: Y015
     _WhichOneofArgType__prompt_lookup: _TypeAlias = _typing.Literal["_prompt_lookup", b"_prompt_lookup"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_temperature) -> _WhichOneofReturnType__draft_temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_top_k) -> _WhichOneofReturnType__draft_top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_top_p) -> _WhichOneofReturnType__draft_top_p | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_speculative_tokens) -> _WhichOneofReturnType__num_speculative_tokens | None: ...
     @_typing.overload

@@ -108,6 +108,21 @@ def test_an_answer_helps_the_next_request(client: Client, oracle: Oracle) -> Non
     assert other == first
 
 
+@pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"temperature": 1.5}, {"top_k": 3, "top_p": 0.5}])
+def test_the_drafts_own_sampling_changes_no_token(
+    client: Client, prompt: Ids, changes: dict[str, Any]
+) -> None:
+    of_draft = {f"draft_{name}": value for name, value in changes.items()}
+    sampling = {"temperature": 0.8, "seed": 6}
+    plain = generate(client, prompt, sampling, num_speculative_tokens=0)
+    same, other = (
+        generate(client, prompt, sampling, num_speculative_tokens=4, drafter="draft", **more)
+        for more in ({}, of_draft)
+    )
+    assert same.token_ids == other.token_ids == plain.token_ids
+    assert other.speculative_decoding != same.speculative_decoding
+
+
 @pytest.mark.parametrize(
     ("speculation", "field"),
     [
@@ -118,6 +133,9 @@ def test_an_answer_helps_the_next_request(client: Client, oracle: Oracle) -> Non
         ({"prompt_lookup_max": 65}, "prompt_lookup_max"),
         ({"prompt_lookup_min": 9, "prompt_lookup_max": 8}, "prompt_lookup_min"),
         ({"prompt_lookup_min": 17}, "prompt_lookup_min"),
+        ({"draft_temperature": -1.0}, "draft_temperature"),
+        ({"draft_top_k": -2}, "draft_top_k"),
+        ({"draft_top_p": 0.0}, "draft_top_p"),
     ],
 )
 def test_a_wrong_source_is_refused_by_name(
@@ -126,3 +144,9 @@ def test_a_wrong_source_is_refused_by_name(
     with pytest.raises(InvalidArgumentError) as refused:
         generate(client, prompt, {}, **({"num_speculative_tokens": 4} | speculation))
     assert refused.value.field == field
+
+
+def test_a_draft_that_draws_is_refused_at_temperature_0(client: Client, prompt: Ids) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        generate(client, prompt, {"temperature": 0.0}, num_speculative_tokens=4, draft_top_k=3)
+    assert refused.value.field == "draft_top_k"

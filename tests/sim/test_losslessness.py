@@ -71,6 +71,7 @@ def simulate(
     first_seed: int = 0,
     k: DraftTokens = K,
     sources: tuple[str, ...] = (),
+    draft_changes: Mapping[str, Any] | None = None,
 ) -> World:
     events = [(ARRIVALS / 2, "draft gone")] if faults == "dies" else []
     if sources:
@@ -101,6 +102,7 @@ def simulate(
                 mode,
                 k=k,
                 sources=sources,
+                draft_changes=draft_changes or {},
                 arrives=ARRIVALS * i / n,
                 reads_every=0.01,
             )
@@ -170,6 +172,17 @@ def test_context_sources_keep_the_distribution(mode: AcceptanceMode, source: str
     assert sum(s.by_source[source].num_rounds for s in counted) > N / 4
     accepted = sum(s.num_accepted_draft_tokens for s in counted)
     assert 0.1 < accepted / sum(sum(s.reached) for s in counted) < 0.9
+    check_speculation(world)
+    assert p_value(world) > LEVEL
+
+
+@pytest.mark.parametrize("mode", list(AcceptanceMode))
+@pytest.mark.parametrize(
+    "changes",
+    mostly_full([{"temperature": 1.6}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.7}], count=1),
+)
+def test_the_drafts_own_sampling_keeps_the_distribution(mode: AcceptanceMode, changes: Any) -> None:
+    world = simulate(mode, first_seed=110_000, draft_changes=changes)
     check_speculation(world)
     assert p_value(world) > LEVEL
 

@@ -12,8 +12,8 @@ import itertools
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -21,6 +21,7 @@ from unittest import mock
 import coordinator.scheduling.dispatcher as dispatcher_module
 from coordinator.proposers.finished_texts import FinishedTexts
 from coordinator.proposers.registry import SourceSetting, make_sources
+from coordinator.proposers.suffix import SuffixSettings
 from coordinator.round.machine import RoundMachine
 from coordinator.round.state import RoundState
 from coordinator.scheduling.dispatcher import Dispatcher
@@ -319,6 +320,8 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     k: DraftTokens = 3
     sources: tuple[str, ...] = ()
+    draft_changes: Mapping[str, Any] = field(default_factory=dict)
+    """What the draft draws with instead of the request's sampling."""
     cache_salt: str = ""
     arrives: float = 0.0
     reads_every: float = 0.001
@@ -534,24 +537,26 @@ class World:
             else FixedLength(self.controller, request.k)
         )
         setting = SourceSetting(
-            finished=self.finished, salt=request.cache_salt, prompt_length=len(request.prompt)
+            # Matches are short here, and guesses are to be long.
+            suffix=SuffixSettings(max_spec_factor=4, min_token_prob=0.02),
+            finished=self.finished,
+            salt=request.cache_salt,
+            prompt_length=len(request.prompt),
+        )
+        params = SequenceParams(
+            request.sampling, request.mode, len(request.prompt), request.bad_words, request.cache_salt
         )
         state = RoundState(
             request.sequence_id,
             ledger,
-            SequenceParams(
-                request.sampling,
-                request.mode,
-                len(request.prompt),
-                request.bad_words,
-                request.cache_salt,
-            ),
+            params,
             MAX_K if request.k == AUTO else request.k,
             policy,
             DEADLINES,
             self.target_model.vocab_size,
             self.max_model_len,
             sources=make_sources(request.sources, setting) if request.k else (),
+            draft_params=replace(params, sampling=replace(request.sampling, **request.draft_changes)),
             deadline=self.clock() + DEADLINES.recovery,
         )
         return RoundMachine(state)

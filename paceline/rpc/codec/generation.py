@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
@@ -36,6 +37,9 @@ _ORIGINS_BACK: dict[int, TokenOrigin] = {wire: origin for origin, wire in _ORIGI
 _REASONS_BACK: dict[int, FinishReason] = {wire: reason for reason, wire in _REASONS.items()}
 
 
+_OF_THE_DRAFT: Final = ("draft_temperature", "draft_top_k", "draft_top_p")
+
+
 def speculation_to_proto(params: SpeculationParams) -> generation_pb2.SpeculationParams:
     """Unset fields stay unset and mean the server's setting."""
     message = generation_pb2.SpeculationParams()
@@ -50,6 +54,9 @@ def speculation_to_proto(params: SpeculationParams) -> generation_pb2.Speculatio
     message.drafter = params.drafter or ""
     message.prompt_lookup_min = params.prompt_lookup_min or 0
     message.prompt_lookup_max = params.prompt_lookup_max or 0
+    for name in _OF_THE_DRAFT:
+        if (value := getattr(params, name)) is not None:
+            setattr(message, name, value)
     return message
 
 
@@ -71,6 +78,7 @@ def speculation_from_proto(message: generation_pb2.SpeculationParams) -> Specula
         prompt_lookup=message.prompt_lookup if message.HasField("prompt_lookup") else None,
         prompt_lookup_min=message.prompt_lookup_min or None,
         prompt_lookup_max=message.prompt_lookup_max or None,
+        **{name: getattr(message, name) for name in _OF_THE_DRAFT if message.HasField(name)},
     )
 
 

@@ -106,6 +106,13 @@ class SpeculativeDecoding(Schema):
     prompt_lookup_max: int | None = told(
         "Longest match that prompt lookup compares.", minimum=1, maximum=limits.MAX_PROMPT_LOOKUP
     )
+    draft_temperature: float | None = told(
+        "Temperature at which the draft draws; not at temperature 0.",
+        minimum=0,
+        maximum=limits.MAX_TEMPERATURE,
+    )
+    draft_top_k: int | None = told("`top_k` where the draft draws.", minimum=-1, maximum=2**31 - 1)
+    draft_top_p: float | None = told("`top_p` where the draft draws.", exclusiveMinimum=0, maximum=1)
 
 
 def _not_too_low(temperature: float) -> float:
@@ -184,14 +191,7 @@ class GenerationRequest(TolerantSchema):
     @property
     def names(self) -> dict[str, str]:
         """Maps a core field to its name in this request, if the names differ."""
-        names = {
-            "num_speculative_tokens": "speculative_decoding.num_speculative_tokens",
-            "acceptance": "speculative_decoding.acceptance",
-            "drafter": "speculative_decoding.drafter",
-            "prompt_lookup": "speculative_decoding.prompt_lookup",
-            "prompt_lookup_min": "speculative_decoding.prompt_lookup_min",
-            "prompt_lookup_max": "speculative_decoding.prompt_lookup_max",
-        }
+        names = {f.name: f"speculative_decoding.{f.name}" for f in fields(SpeculationParams)}
         return names | self._structure_names
 
     @property
