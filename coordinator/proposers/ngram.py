@@ -9,10 +9,8 @@ The tables are dictionaries keyed by the tokens of the context, so contexts cann
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final
 
 from coordinator.proposers.interface import ContextSource, Guess
@@ -22,9 +20,6 @@ NAME: Final = "ngram"
 
 MAX_ORDER = 4
 """Longest n-gram: a context of three tokens and its continuation."""
-HISTORY = 512
-"""Number of latest tokens that contexts are taken from. A context has at most three tokens, so this bounds
-memory and changes no prediction."""
 REACH = 16_384
 """Number of tokens counted at a sequence's first guess, which bounds its time."""
 PRIOR_RATES = (0.35, 0.5, 0.65)
@@ -63,10 +58,10 @@ class NgramPredictor:
     """Tables of each order from 2 to `max_order`, with back-off from the longest context to the shortest."""
 
     max_order: int = MAX_ORDER
-    history: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    """The latest tokens."""
     tables: list[dict[tuple[int, ...], ContextCounts]] = field(default_factory=list)
-    """Entry i: the table of order i + 2, by context. Counts stay when tokens leave the history."""
+    """Entry i: the table of order i + 2, by context. Counts of a whole text stay."""
+    context: tuple[int, ...] = ()
+    """The longest context at the end of the text. A longer history would predict the same."""
     capacity: int = limits.MAX_NGRAM_ENTRIES
     """Number of (context, continuation) pairs that may still be added. Counts of known pairs go on."""
 
@@ -75,13 +70,16 @@ class NgramPredictor:
         self.tables = [{} for _ in range(self.max_order - 1)]
 
     def update(self, token: int) -> None:
-        """Count a committed token behind the contexts before it, and append it to the history."""
-        before = self._last(self.history)
-        for length, table in enumerate(self.tables, start=1):
-            if length > len(before):
-                break
-            self._count(table, before[-length:], token)
-        self.history.append(token)
+        """Count a committed token behind the contexts before it, and append it to the context."""
+        before = self.context
+        for length in range(1, len(before) + 1):
+            table, context = self.tables[length - 1], before[-length:]
+            found = table.get(context)
+            if found is not None and found.likeliest == token:
+                found.most += 1
+            else:
+                self._add(table, context, found, token)
+        self.context = (*before, token)[1 - self.max_order :]
 
     def update_batch(self, tokens: Sequence[int]) -> None:
         """Count several tokens, such as a prompt."""
@@ -93,7 +91,7 @@ class NgramPredictor:
 
         Stops at the first position where no order knows the context.
         """
-        context = (*self._last(self.history), *after)[-(self.max_order - 1) :]
+        context = (*self.context, *after)[1 - self.max_order :]
         predicted: list[int] = []
         first = 0
         while len(predicted) < count:
@@ -102,7 +100,7 @@ class NgramPredictor:
                 break
             first = first or length
             predicted.append(token)
-            context = (*context, token)[-(self.max_order - 1) :]
+            context = (*context, token)[1 - self.max_order :]
         return predicted, first
 
     def _next(self, context: tuple[int, ...]) -> tuple[int, int]:
@@ -113,10 +111,13 @@ class NgramPredictor:
                 return found.likeliest, length
         return -1, 0
 
-    def _count(
-        self, table: dict[tuple[int, ...], ContextCounts], context: tuple[int, ...], token: int
+    def _add(
+        self,
+        table: dict[tuple[int, ...], ContextCounts],
+        context: tuple[int, ...],
+        found: ContextCounts | None,
+        token: int,
     ) -> None:
-        found = table.get(context)
         if found is None or not found.count_of(token):
             if self.capacity == 0:
                 return
@@ -125,11 +126,6 @@ class NgramPredictor:
             table[context] = ContextCounts(token)
         else:
             found.add(token)
-
-    def _last(self, tokens: deque[int]) -> tuple[int, ...]:
-        """The longest context at the end of the history."""
-        size = min(len(tokens), self.max_order - 1)
-        return tuple(islice(reversed(tokens), size))[::-1]
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from coordinator.proposers.ngram import HISTORY, NgramPredictor, NgramSource
+from coordinator.proposers.ngram import NgramPredictor, NgramSource
 
 THE, CAT, SAT, ON, MAT, STOP, DOWN, AND, RUG = range(9)
 
@@ -17,7 +17,7 @@ def trained(*texts: list[int], **changes: int) -> NgramPredictor:
     predictor = NgramPredictor(**changes)
     for text in texts:
         predictor.update_batch(text)
-        predictor.history.clear()
+        predictor.context = ()
     return predictor
 
 
@@ -76,11 +76,11 @@ def test_a_rejected_draft_continues_from_its_correction() -> None:
     assert predictor.predict(1) == ([RUG], 2)
 
 
-def test_the_history_evicts_tokens_and_keeps_counts() -> None:
+def test_the_context_evicts_tokens_and_keeps_counts() -> None:
+    """The published predictor keeps 512 tokens, of which a context uses the last three."""
     predictor = trained([THE, CAT, SAT, ON])
-    predictor.update_batch(range(1000, 1000 + 2 * HISTORY))
-    assert len(predictor.history) == HISTORY
-    assert THE not in predictor.history
+    predictor.update_batch(range(1000, 2024))
+    assert predictor.context == (2021, 2022, 2023)
     predictor.update_batch([THE, CAT, SAT])
     assert predictor.predict(1) == ([ON], 3)
 
