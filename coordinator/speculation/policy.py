@@ -45,6 +45,11 @@ class Verification:
         return cls(seconds, timings.prefill_rows + timings.prefill_rows_before)
 
 
+def likeliest(guesses: Sequence[Guess]) -> Guess:
+    """The guess with the highest prior acceptance; the first among equals."""
+    return max(guesses, key=lambda guess: guess.prior_rate)
+
+
 @dataclass(slots=True)
 class Policy(ABC):
     """Chooses K for one sequence, and learns from its rounds."""
@@ -98,7 +103,8 @@ class Policy(ABC):
             controller.goodput,
         )
         if rounds is None or verifications is None or goodput is None:
-            return guesses[0].cut(self._guess_lengths(min(most, len(guesses[0].token_ids)))[-1])
+            best = likeliest(guesses)
+            return best.cut(self._guess_lengths(min(most, len(best.token_ids)))[-1])
         # A request may have a larger K than the controller, whose estimates end there.
         greatest = controller.max_draft
         drafted, seconds = self.drafts.expected(num_draft)[-1], rounds[min(num_draft, greatest)]
@@ -203,7 +209,7 @@ class FixedLength(Policy):
         """Propose up to K guessed tokens if there is no draft to ask."""
         if num_draft:
             return Policy.choose_guess(self, guesses, most, num_draft)
-        return guesses[0].cut(min(most, self.num_speculative_tokens))
+        return likeliest(guesses).cut(min(most, self.num_speculative_tokens))
 
     def _guess_lengths(self, most: int) -> Sequence[int]:
         return (min(most, self.num_speculative_tokens),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -227,6 +228,29 @@ def test_a_fixed_k_without_a_draft_copies() -> None:
     taught(policy, 2, 0)
     assert length_of(policy, 2, MOST, 0) == 4
     assert length_of(policy, 2, 3, 0) == 3
+
+
+@pytest.mark.parametrize(("k", "draft"), [(4, 0), ("auto", 4)])
+def test_of_several_sources_the_learnt_best_is_taken(k: int | str, draft: int) -> None:
+    """Both begin with the prior; the source whose tokens are accepted then goes first."""
+    kind = GoodputPolicy if k == "auto" else FixedLength
+    policy = kind(experienced(), MOST)
+    run(policy, 0.1, 100, random.Random(1))
+    good = replace(guessed(4), source="good")
+    bad = replace(guessed(12), source="bad")
+    if k == "auto":
+        for _ in range(300):
+            policy.on_verdict(4, 4, None, good)
+            policy.on_verdict(4, 0, None, bad)
+        taken = policy.choose_guess([bad, good], MOST, draft)
+        assert taken is not None
+        assert taken.source == "good"
+    else:
+        # Without a draft a fixed K repeats a seed's rounds: what was learnt may not matter.
+        taken = policy.choose_guess([good, bad], MOST, 0)
+        assert taken is not None
+        assert taken.source == "bad"
+        assert taken.prior_rate > good.prior_rate
 
 
 def test_a_k_above_the_controllers_is_served() -> None:
