@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from coordinator.workers.directory.dns import DnsDirectory
 from coordinator.workers.directory.interface import Member, WorkerDirectory
 from coordinator.workers.directory.static import StaticDirectory
 from paceline.core.validation import host_and_port
 
-DIRECTORIES: Final[dict[str, Callable[[str, str], WorkerDirectory]]] = {}
+DIRECTORIES: Final[dict[str, Callable[[str, str], WorkerDirectory]]] = {"dns": DnsDirectory}
 """Each makes a directory from a role and what follows the scheme. Raises InvalidArgumentError."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.workers.directory.dns import DnsDirectory
 from coordinator.workers.directory.interface import Member, WorkerDirectory
 from coordinator.workers.directory.registry import DIRECTORIES, open_directories
 from coordinator.workers.directory.static import StaticDirectory
@@ -16,7 +17,7 @@ from paceline.core.validation import host_and_port
 from tests.integration.seams.toys.changing_directory import ChangingDirectory
 
 HANG = 30.0
-ONE, TWO = Member("target", "one:1"), Member("target", "two:2")
+ONE, TWO = Member("target", "10.0.0.1:7"), Member("target", "10.0.0.2:7")
 
 
 class Listing:
@@ -53,7 +54,28 @@ class OfChanging(Listing):
     change = _write
 
 
-DIRECTORIES_OF = {"static": OfStatic, "changing": OfChanging}
+class OfDns(Listing):
+    """A resolver that is told its answers."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.addresses: list[str] = []
+
+    async def resolve(self, host: str) -> Sequence[str]:
+        assert host == "targets.example"
+        return self.addresses
+
+    def open(self, members: Sequence[Member]) -> WorkerDirectory:
+        self._set(members)
+        return DnsDirectory("target", "targets.example:7", self.resolve, ask_seconds=0.01)
+
+    def _set(self, members: Sequence[Member]) -> None:
+        self.addresses = [member.address.rpartition(":")[0] for member in members]
+
+    change = _set
+
+
+DIRECTORIES_OF = {"static": OfStatic, "changing": OfChanging, "dns": OfDns}
 """By scheme."""
 
 
