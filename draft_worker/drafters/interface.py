@@ -139,3 +139,5 @@ class DrafterKind:
     """What must be on this machine before it drafts: `build` for a model with its weights and cache,
     `build_vocabulary` for a tokenizer alone."""
     make: Callable[[Built, DraftConfig, Clock], Drafter]
+    reads_corpus: bool = False
+    """It counts the text of `--corpus`."""

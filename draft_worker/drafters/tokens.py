@@ -1,36 +1,75 @@
-"""A drafter whose scores are a function of the tokens alone, such as a table: no model, no cache."""
+"""A drafter whose scores are made of the text alone, such as a table: no model, no cache."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from draft_worker.drafters.interface import DraftSkills
+from draft_worker.drafters.interface import Drafter, DrafterKind, DraftSkills
 from paceline.core.clock import Clock
 from paceline.core.config import DraftConfig
+from paceline.core.errors import PacelineError
 from paceline.core.messages import DraftProposal
 from paceline.engine.cancel import CancelToken
+from paceline.engine.loading.build import Built, build_vocabulary
 from paceline.engine.multi_step import Chain, ChainInput
 from paceline.engine.scheduling.passes import Job, PassResult, own_error
 from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.telemetry.worker import Passes
 
-log = logging.getLogger(__name__)
+Row = npt.NDArray[np.float32]
 
-Score = Callable[[Sequence[Sequence[int]]], torch.Tensor]
-"""Float32 [N, vocabulary] of N texts, each given by its tokens from the first one on: the logits of the token
-that follows each. A row depends on its own text alone, bit for bit."""
+
+class TextScorer(Protocol):
+    """Scores the next token after one text, and keeps what it needs for that, such as counts.
+
+    A text grows and shrinks at its end only. Scores must be the same whichever way it came to be.
+    """
+
+    def count(self, text: Sequence[int], length: int) -> None:
+        """Take account of the first `length` tokens of `text`, and of no others.
+
+        Called after tokens were added to the text and before tokens are removed from it. The time it takes
+        must depend on the number of these tokens, not on the text's length.
+        """
+
+    def has_context(self, text: Sequence[int]) -> bool:
+        """False if all that it knows of the text's end is what it would say after any text."""
+
+    def score(self, text: Sequence[int], row: Row) -> None:
+        """Fill `row`, float32 [vocabulary], with log q of the token after `text`, which is not empty."""
+
+
+Scorers = Callable[[Built, DraftConfig], Callable[[], TextScorer]]
+"""Loads what all sequences share, and returns what makes the scorer of each one."""
+
+
+class FixedScorer:
+    """A scorer that keeps nothing, so that one object serves all texts."""
+
+    def count(self, text: Sequence[int], length: int) -> None:
+        """Nothing to count."""
+
+    def has_context(self, text: Sequence[int]) -> bool:
+        """It says something of every text."""
+        return True
+
+    def score(self, text: Sequence[int], row: Row) -> None:
+        """See `TextScorer`."""
+        raise NotImplementedError
 
 
 @dataclass(slots=True)
 class TokenState:
-    """The tokens of a sequence or of a branch."""
+    """The tokens of a sequence, and what its scorer keeps of them."""
 
+    scorer: TextScorer
     token_ids: list[int] = field(default_factory=list)
 
     @property
@@ -46,8 +85,14 @@ class TokenState:
     def mark_finite(self) -> None:
         """Nothing changes."""
 
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Add tokens."""
+        self.token_ids += token_ids
+        self.scorer.count(self.token_ids, len(self.token_ids))
+
     def truncate_to(self, length: int) -> int:
         """Keep the first `length` tokens."""
+        self.scorer.count(self.token_ids, length)
         del self.token_ids[length:]
         return length
 
@@ -61,50 +106,84 @@ class TokenState:
     def withdraw(self, length: int) -> None:
         """Nothing is cached."""
 
-    def cut(self, length: int) -> TokenState:
-        """A copy of the first `length` tokens."""
-        return TokenState(self.token_ids[:length])
-
     def free(self) -> None:
         """Keep no tokens."""
-        self.token_ids.clear()
+        self.truncate_to(0)
 
 
+@dataclass(frozen=True, slots=True)
 class TokenStates:
-    """Makes the states of sequences."""
+    """Makes the states of sequences, each with a scorer."""
 
+    new_scorer: Callable[[], TextScorer]
     prefix_index = None
 
     def new(self, salt: str) -> TokenState:
         """No tokens."""
-        return TokenState()
+        return TokenState(self.new_scorer())
+
+
+@dataclass(slots=True)
+class TokenBranch:
+    """The first tokens of a sequence and others after them, without a scorer of its own."""
+
+    sequence: TokenState
+    kept: int
+    own: list[int] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Of its text."""
+        return self.kept + len(self.own)
+
+    def cut(self, length: int) -> TokenBranch:
+        """A copy of the first `length` tokens, at least those of the sequence."""
+        return TokenBranch(self.sequence, self.kept, self.own[: length - self.kept])
+
+    def score(self, row: Row) -> None:
+        """Score its text with the sequence's scorer, which then returns to the sequence's own text."""
+        sequence, rest = self.sequence, self.sequence.token_ids[self.kept :]
+        self.replace_end()
+        try:
+            sequence.scorer.score(sequence.token_ids, row)
+        finally:
+            sequence.truncate_to(self.kept)
+            sequence.extend(rest)
+
+    def replace_end(self) -> None:
+        """Make its text the sequence's."""
+        self.sequence.truncate_to(self.kept)
+        self.sequence.extend(self.own)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBranches:
-    """Branches of one sequence: copies of its tokens."""
+    """Branches of one sequence."""
 
     sequence: TokenState
 
-    def branch(self, kept: int) -> TokenState:
+    def branch(self, kept: int) -> TokenBranch:
         """A branch after the sequence's first `kept` tokens."""
-        return self.sequence.cut(kept)
+        return TokenBranch(self.sequence, kept)
 
     def free(self) -> None:
         """Branches hold nothing that others could use."""
 
 
 class TokenDrafter:
-    """Asks a function for the scores of each text; prompts are taken in whole, since that takes no time."""
+    """Scores each text by itself; prompts are taken in whole, since that takes no time."""
 
     skills = DraftSkills(row_invariant=True)
     free_entries = sys.maxsize
 
-    def __init__(self, score: Score, config: DraftConfig, clock: Clock) -> None:
-        self._score = score
+    def __init__(
+        self, new_scorer: Callable[[], TextScorer], vocabulary_size: int, config: DraftConfig, clock: Clock
+    ) -> None:
+        """`new_scorer` makes the scorer of one sequence, with rows of `vocabulary_size` scores."""
+        self._vocabulary_size = vocabulary_size
         self._clock = clock
         self.sequences: HeldSequences[DraftProposal] = HeldSequences(
-            TokenStates(), config.max_sequences, clock, config.lease_seconds
+            TokenStates(new_scorer), config.max_sequences, clock, config.lease_seconds
         )
 
     def step(
@@ -116,46 +195,45 @@ class TokenDrafter:
         free_branches: Callable[[], bool],
         passes: Passes,
     ) -> PassResult:
-        """Score every feed; each one alone where that fails for all together. See `Drafter`."""
+        """Score every feed; see `Drafter`. A feed that fails leaves its sequence as it was."""
         result, begun = PassResult(), self._clock()
-        try:
-            done, result.logits = list(feeds), self._scores(feeds)
-        except Exception:
-            log.exception("scoring %d texts failed; going on one by one", len(feeds))
-            done, result.logits = self._one_by_one(feeds, result)
+        scores = []
+        for job in feeds:
+            taken = self._take_in(job)
+            if isinstance(taken, PacelineError):
+                result.failed.append((job, taken))
+            else:
+                result.finished.append(job)
+                scores.append(taken)
         ended = self._clock()
-        fed = [job.feed[job.offset :] for job in done]
-        prefills = [len(tokens) - job.rows for job, tokens in zip(done, fed, strict=True)]
+        fed = [job.feed[job.offset :] for job in result.finished]
+        prefills = [len(tokens) - job.rows for job, tokens in zip(result.finished, fed, strict=True)]
         rows, prefill = sum(map(len, fed)), sum(prefills)
-        passes.ran(rows, len(done), ended - begun)
+        passes.ran(rows, len(fed), ended - begun)
         self.sequences.passed(begun, ended, prefill)
-        for job, tokens, own in zip(done, fed, prefills, strict=True):
-            state_of(job.held).token_ids.extend(tokens)
+        for job, tokens, own in zip(result.finished, fed, prefills, strict=True):
             job.held.fed(tokens)
             job.offset = len(job.feed)
-            job.ran(begun, ended - begun, rows, len(done), own, prefill)
-        result.finished = done
+            job.ran(begun, ended - begun, rows, len(fed), own, prefill)
+        result.logits = torch.cat(scores) if scores else None
         return result
 
-    def _scores(self, feeds: Sequence[Job]) -> torch.Tensor:
-        """Float32 [sum of the rows that the feeds want, vocabulary]."""
-        texts = []
-        for job in feeds:
-            text = [*state_of(job.held).token_ids, *job.feed[job.offset :]]
-            texts += [text[: len(text) - behind] for behind in reversed(range(job.rows))]
-        return self._score(texts)
+    def _take_in(self, job: Job) -> torch.Tensor | PacelineError:
+        """Extend a sequence by its feed: float32 [rows that the feed wants, vocabulary], or an error."""
+        state, tokens = state_of(job.held), job.feed[job.offset :]
+        before, scores = state.length, self._empty(job.rows)
+        try:
+            state.extend(tokens[: len(tokens) - job.rows])
+            for row, token in zip(scores.numpy(), tokens[len(tokens) - job.rows :], strict=True):
+                state.extend([token])
+                state.scorer.score(state.token_ids, row)
+        except Exception as error:
+            state.truncate_to(before)
+            return own_error(error, "the drafter", job.sequence_id)
+        return scores
 
-    def _one_by_one(self, feeds: Sequence[Job], result: PassResult) -> tuple[list[Job], torch.Tensor | None]:
-        """The feeds that can be scored, with their scores; the others have failed."""
-        done, scores = [], []
-        for job in feeds:
-            try:
-                scores.append(self._scores([job]))
-            except Exception as error:
-                result.failed.append((job, own_error(error, "the drafter", job.sequence_id)))
-            else:
-                done.append(job)
-        return done, torch.cat(scores) if scores else None
+    def _empty(self, rows: int) -> torch.Tensor:
+        return torch.empty(rows, self._vocabulary_size)
 
     def draw_chains(self, chains: Sequence[ChainInput], cancel: CancelToken | None = None) -> list[Chain]:
         """Not asked of a drafter without this skill."""
@@ -165,21 +243,46 @@ class TokenDrafter:
         """Branches of any length."""
         return TokenBranches(state_of(held))
 
-    def step_branches(self, branches: Sequence[TokenState], token_ids: Sequence[int]) -> torch.Tensor:
+    def step_branches(self, branches: Sequence[TokenBranch], token_ids: Sequence[int]) -> torch.Tensor:
         """Score every branch behind its next token."""
-        for branch, token in zip(branches, token_ids, strict=True):
-            branch.token_ids.append(token)
-        return self._score([branch.token_ids for branch in branches])
+        scores = self._empty(len(branches))
+        for branch, token, row in zip(branches, token_ids, scores.numpy(), strict=True):
+            branch.own.append(token)
+            branch.score(row)
+        return scores
 
-    def extend_branch(self, branch: TokenState, source: TokenState, count: int) -> None:
+    def extend_branch(self, branch: TokenBranch, source: TokenBranch, count: int) -> None:
         """Take over tokens of another branch."""
-        branch.token_ids += source.token_ids[branch.length : branch.length + count]
+        first = branch.length - source.kept
+        branch.own += source.own[first : first + count]
 
-    def adopt(self, held: HeldSequence[DraftProposal], branch: TokenState) -> None:
+    def adopt(self, held: HeldSequence[DraftProposal], branch: TokenBranch) -> None:
         """The branch's tokens are the sequence's."""
-        state_of(held).token_ids[:] = branch.token_ids
+        branch.replace_end()
 
 
 def state_of(held: HeldSequence[Any]) -> TokenState:
     """What this drafter made for a sequence."""
     return cast(TokenState, held.state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDrafterKind(DrafterKind):
+    """A drafter of scorers, which `stacked` may combine."""
+
+    scorers: Scorers
+    may_lack_context: bool
+    """False if its scorers have a context after every text."""
+
+
+def of_scorers(
+    scorers: Scorers, *, may_lack_context: bool = True, reads_corpus: bool = False
+) -> TextDrafterKind:
+    """The kind of drafter that needs the tokenizer only."""
+
+    def make(built: Built, config: DraftConfig, clock: Clock) -> Drafter:
+        return TokenDrafter(scorers(built, config), built.loaded.vocab_size, config, clock)
+
+    return TextDrafterKind(
+        build_vocabulary, make, reads_corpus, scorers=scorers, may_lack_context=may_lack_context
+    )

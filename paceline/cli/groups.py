@@ -16,7 +16,7 @@ GROUPS: Final = {
     "Ports": ("host port http http_port target_port draft_port targets drafts local_sockets local_socket"),
     "Speculation": (
         "num_speculative_tokens max_num_speculative_tokens num_speculative_tokens_per_batch_size "
-        "acceptance drafter lookahead_branches lookahead_sequences pre_verify sources prompt_lookup "
+        "acceptance drafter corpus lookahead_branches lookahead_sequences pre_verify sources prompt_lookup "
         "prompt_lookup_min prompt_lookup_max suffix_max_tree_depth suffix_max_spec_factor "
         "suffix_min_token_prob suffix_cached_requests"
     ),

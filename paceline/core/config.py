@@ -22,6 +22,8 @@ from paceline.core.validation import (
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOG_FORMATS = ("text", "json")
+MODEL_DRAFTER = "model"
+"""The drafter that is the model; all others need its tokenizer only."""
 NO_GENERATION_CONFIG = "none"
 GENERATION_CONFIGS = ("auto", NO_GENERATION_CONFIG)
 HAS_LOCAL_SOCKETS = hasattr(socket, "AF_UNIX")
@@ -165,8 +167,10 @@ class WorkerConfig:
 class DraftConfig(WorkerConfig):
     """A draft worker."""
 
-    drafter: str = "model"
+    drafter: str = MODEL_DRAFTER
     """How tokens are proposed: `model` uses the model itself, other drafters only its tokenizer."""
+    corpus: str = ""
+    """A text file that the drafters unigram and bigram count; empty takes an embedded text."""
     support_mass: float = 0.995
     """Share of the draft's probability that a proposal's sparse distribution holds."""
     support_bound: int = limits.MAX_SUPPORT

@@ -82,6 +82,9 @@ MAX_SHARED_DRAFT_TOKENS: Final = 524_288
 MAX_SUPPORT: Final = 1024
 """Tokens in the sparse distribution q of one draft token."""
 
+MAX_NGRAM_TOKENS: Final = 4096
+"""Last tokens of a sequence that an n-gram drafter counts, at up to 1 KB each."""
+
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_STRING_CHARACTERS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 128

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from paceline.assets.checkpoints import check_model, check_tokenizer
-from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.config import CoordinatorConfig, DraftConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.security.keyfile import read_keys
 from paceline.core.security.secret import read_secret
@@ -30,6 +30,8 @@ def check_worker(config: WorkerConfig) -> None:
     check_model("model", config.model)
     check_gpu("device", config.device)
     check_threads("threads", config.threads)
+    if isinstance(config, DraftConfig) and config.corpus:
+        read_text("corpus", config.corpus)
     if config.tls is not None:
         check_files(config.tls)
     read_secret(config.worker_secret_file)

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from paceline.core.config import (
     HAS_LOCAL_SOCKETS,
+    MODEL_DRAFTER,
     NO_LOCAL_SOCKETS,
     CoordinatorConfig,
     DraftConfig,
@@ -37,7 +38,7 @@ _SHARED = (
     "reflection",
 )
 """Fields of both workers' WorkerConfig."""
-_DRAFT_ONLY = ("drafter", "support_mass", "support_bound")
+_DRAFT_ONLY = ("drafter", "corpus", "support_mass", "support_bound")
 """Fields of DraftConfig."""
 _COORDINATOR = (
     "model_name",
@@ -78,7 +79,7 @@ _COORDINATOR = (
 )
 """Fields of CoordinatorConfig."""
 
-_DRAFT_PREFIXES = ("draft", "lookahead_", "support_")
+_DRAFT_PREFIXES = ("draft", "corpus", "lookahead_", "support_")
 """Prefixes of StackConfig's fields that require a draft worker, except `draft_model`."""
 
 _ONE_GPU: Final = 0.85
@@ -175,13 +176,23 @@ class StackConfig(StackOptions):
             name: getattr(self, prefix + name)
             for name in ("model", "port", "device", "dtype", "metrics_port")
         }
-        values["threads"] = getattr(self, prefix + "threads") or _threads(len(self.worker_roles))
+        values["threads"] = getattr(self, prefix + "threads") or self._threads_of(role)
         values["num_blocks"] = self._blocks_of(role)
         values["gpu_memory_utilization"] = self._gpu_share_of(role)
         values |= {name: getattr(self, name) for name in _SHARED}
         return values | self._certificate_of(role, "tls")
 
+    def _has_model(self, role: str) -> bool:
+        """False for a draft worker whose drafter needs a tokenizer only."""
+        drafter = self.draft.get("drafter", self.drafter)
+        return role == "target" or drafter == MODEL_DRAFTER
+
+    def _threads_of(self, role: str) -> int:
+        return _threads(sum(map(self._has_model, self.worker_roles))) if self._has_model(role) else 1
+
     def _device_of(self, role: str) -> str:
+        if not self._has_model(role):
+            return "cpu"
         own: Mapping[str, Any] = getattr(self, role)
         device: str = own.get("device", getattr(self, f"{role}_device"))
         return device

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core import limits
+from paceline.core.config import MODEL_DRAFTER
 from paceline.core.types import AcceptanceMode
 from paceline.core.validation import AUTO, DraftTokens
 
@@ -84,8 +85,11 @@ class StackOptions:
     target_threads: int = 0
     """CPU threads; 0 divides the cores by the number of workers; a single worker leaves one core free."""
     draft_threads: int = 0
-    drafter: str = "model"
-    """How the draft worker proposes tokens; `model` uses the draft model."""
+    drafter: str = MODEL_DRAFTER
+    """How the draft worker proposes tokens: `model` uses the draft model; `unigram`, `bigram`, `ngram`,
+    `random` and `stacked:a+b` need no model."""
+    corpus: str = ""
+    """A text file that the drafters unigram and bigram count; empty takes an embedded text."""
     lookahead_branches: int | None = None
     """Outcomes to draft for while a verification runs; 0 waits for the verdict. The default is the draft
     worker's if each model has a core, else 0."""

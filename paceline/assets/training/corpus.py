@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,24 +41,40 @@ def _held_out(relative_path: str) -> bool:
 
 def read(root: Path | None = None) -> Corpus:
     """Read every UTF-8 source file below `root` (default: this interpreter's standard library)."""
-    root = root or Path(sysconfig.get_path("stdlib"))
     train: list[str] = []
     held_out: list[str] = []
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root).as_posix()
-        if SKIPPED_PARTS & set(path.relative_to(root).parts):
-            continue
-        data = path.read_bytes()
-        if not 200 <= len(data) <= MAX_FILE_BYTES:
-            continue
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError:
-            continue
-        digest.update(relative.encode() + b"\0" + data)
-        (held_out if _held_out(relative) else train).append(text)
+    for relative, path in _files(root):
+        text = _text(path)
+        if text is not None:
+            digest.update(relative.encode() + b"\0" + text.encode())
+            (held_out if _held_out(relative) else train).append(text)
     return Corpus(tuple(train), tuple(held_out), digest.hexdigest())
+
+
+def sample(every: int, root: Path | None = None) -> tuple[str, ...]:
+    """One in `every` files of the training set."""
+    files = [path for relative, path in _files(root) if not _held_out(relative)]
+    return tuple(text for path in files[::every] if (text := _text(path)) is not None)
+
+
+def _files(root: Path | None) -> Iterator[tuple[str, Path]]:
+    """Relative and full paths of the source files below `root`, in order."""
+    root = root or Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        if not SKIPPED_PARTS & set(path.relative_to(root).parts):
+            yield path.relative_to(root).as_posix(), path
+
+
+def _text(path: Path) -> str | None:
+    """The content of a file; None if it is too short, too long or not UTF-8."""
+    data = path.read_bytes()
+    if not 200 <= len(data) <= MAX_FILE_BYTES:
+        return None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def train_tokenizer(texts: tuple[str, ...]) -> Tokenizer:

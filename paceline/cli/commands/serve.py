@@ -12,7 +12,14 @@ import typer
 from paceline.cli.connecting import Transport
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.client.reaching import DEFAULT_PORT, Reach, checked_address
-from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig, check_dtype
+from paceline.core.config import (
+    MODEL_DRAFTER,
+    CoordinatorConfig,
+    DraftConfig,
+    TargetConfig,
+    WorkerConfig,
+    check_dtype,
+)
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.system.cores import check_threads
 from paceline.core.system.exit import leave
@@ -73,7 +80,7 @@ def serve(
         "Paceline %s starting with the target %s and %s",
         version("paceline"),
         config.target_model,
-        f"the draft {config.draft_model}" if config.draft_model else "no draft (--draft-model sets one)",
+        f"the draft {_draft_of(config)}" if config.draft_model else "no draft (--draft-model sets one)",
     )
     sink = child_lines_to_stderr if config.log_format == "json" else log_to_stderr
     try:
@@ -87,14 +94,16 @@ def serve(
 def _with_models(options: StackOptions, model: str | None) -> StackOptions:
     """Add the positional target model and the default draft.
 
-    The embedded draft is the default only for the embedded target, because others have another tokenizer.
+    The embedded draft is the default only for the embedded target, because others have another tokenizer. A
+    drafter without a model takes the target's tokenizer.
     """
     if model is not None and options.target_model not in ("", model):
         raise InvalidArgumentError(
             "target_model", f"is {options.target_model}, but MODEL is {model}: give only one"
         )
     target = model or options.target_model or EMBEDDED_TARGET
-    draft = options.draft_model or (EMBEDDED_DRAFT if target == EMBEDDED_TARGET else "none")
+    default = EMBEDDED_DRAFT if target == EMBEDDED_TARGET else "none"
+    draft = options.draft_model or (default if options.drafter == MODEL_DRAFTER else target)
     return replace(options, target_model=target, draft_model=draft)
 
 
@@ -128,7 +137,7 @@ def _checked(options: StackOptions, **of_both: Any) -> StackConfig:
 
 
 def _announce(stack: Stack) -> None:
-    models = {"target": stack.config.target_model, "draft": stack.config.draft_model}
+    models = {"target": stack.config.target_model, "draft": _draft_of(stack.config)}
     lines = [
         f"{role} worker: {models[role]} at {stack.address_of(role)}" for role in stack.config.worker_roles
     ]
@@ -140,6 +149,11 @@ def _announce(stack: Stack) -> None:
     # One write, so that children's logs on the same terminal cannot come between the lines.
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
+
+
+def _draft_of(config: StackConfig) -> str | None:
+    """The model that drafts, or the drafter without one."""
+    return config.draft_model if config.drafter == MODEL_DRAFTER else config.drafter
 
 
 @options_from_fields

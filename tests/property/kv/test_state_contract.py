@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_worker.drafters.tokens import TokenState, TokenStates
+from draft_worker.drafters.ngram import NgramScorer
+from draft_worker.drafters.tokens import FixedScorer, TokenState, TokenStates
 from paceline.engine.state.interface import SequenceState, SequenceStates
 from paceline.engine.state.paged import PagedState, PagedStates
 from paceline.kv import BlockPool, BlockTable, Branching
@@ -138,12 +139,26 @@ class TokenWorld(World):
 
     def write(self, one: One, tokens: list[int], *, commit: bool) -> None:
         assert isinstance(one.state, TokenState)
-        one.state.token_ids += tokens if commit else []
+        one.state.extend(tokens if commit else [])
         one.tokens += tokens if commit else []
 
     def adopt(self, one: One, tokens: list[int], kept: int) -> None:
         del one.tokens[one.state.truncate_to(min(kept, one.state.length)) :]
         self.write(one, tokens, commit=True)
+
+
+class NgramWorld(TokenWorld):
+    """The same of counts: they are those of a new text."""
+
+    def check(self) -> None:
+        super().check()
+        for one in self.ones:
+            state = one.state
+            assert isinstance(state, TokenState)
+            assert isinstance(state.scorer, NgramScorer)
+            fresh = NgramScorer(2, window=5)
+            fresh.count(one.tokens, len(one.tokens))
+            assert state.scorer._followers == fresh._followers
 
 
 def paged_world() -> World:
@@ -152,7 +167,8 @@ def paged_world() -> World:
 
 WORLDS: dict[str, Callable[[], World]] = {
     "paged": paged_world,
-    "tokens": lambda: TokenWorld(lambda _: TokenStates()),
+    "tokens": lambda: TokenWorld(lambda _: TokenStates(FixedScorer)),
+    "n-grams": lambda: NgramWorld(lambda _: TokenStates(lambda: NgramScorer(2, window=5))),
 }
 
 

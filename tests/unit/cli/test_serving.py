@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import main
-from paceline.cli.commands.serve import _announce, _checked
+from paceline.cli.commands.serve import _announce, _checked, _with_models
 from paceline.supervisor import StackOptions
 
 pytestmark = pytest.mark.slow
@@ -184,10 +184,33 @@ def test_a_worker_first_reports_loading_libraries(
     assert ["loading libraries" in text for text in said] == [True]
 
 
-def test_the_announcement_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("values", "target", "draft"),
+    [
+        ({}, "embedded:target", "embedded:draft"),
+        ({"target_model": "t"}, "t", "none"),
+        ({"target_model": "t", "draft_model": "d"}, "t", "d"),
+        ({"drafter": "ngram"}, "embedded:target", "embedded:target"),
+        ({"target_model": "t", "drafter": "ngram"}, "t", "t"),
+        ({"target_model": "t", "draft_model": "d", "drafter": "ngram"}, "t", "d"),
+        ({"target_model": "t", "draft_model": "none", "drafter": "ngram"}, "t", "none"),
+    ],
+)
+def test_default_models(values: dict[str, Any], target: str, draft: str) -> None:
+    """Only a drafter that is a model needs one beside the target."""
+    options = _with_models(StackOptions(**{"target_model": "", "draft_model": None} | values), None)
+    assert (options.target_model, options.draft_model) == (target, draft)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "named"), [("model", "d"), ("stacked:ngram+random", "stacked:ngram+random")]
+)
+def test_the_announcement_is_one_write(monkeypatch: pytest.MonkeyPatch, drafter: str, named: str) -> None:
     pieces: list[str] = []
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=pieces.append, flush=lambda: None))
-    config = SimpleNamespace(target_model="t", draft_model="d", worker_roles=("target", "draft"))
+    config = SimpleNamespace(
+        target_model="t", draft_model="d", drafter=drafter, worker_roles=("target", "draft")
+    )
     status = SimpleNamespace(http_address="h:2", address="h:1")
     supervisor = SimpleNamespace(status=lambda _role: status)
     stack: Any = SimpleNamespace(
@@ -195,6 +218,6 @@ def test_the_announcement_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     _announce(stack)
     assert pieces == [
-        "target worker: t at target:3\ndraft worker: d at draft:3\n"
+        f"target worker: t at target:3\ndraft worker: {named} at draft:3\n"
         "OpenAI-compatible HTTP at http://h:2/v1\nPaceline listens on h:1\n"
     ]

@@ -56,6 +56,7 @@ def test_one_port_used_twice_is_refused() -> None:
         ({"host": "nosuchhost.invalid"}, "host"),
         ({"api_keys": "/no/such"}, "api_keys"),
         ({"chat_template": "/no/such"}, "chat_template"),
+        ({"corpus": "/no/such"}, "corpus"),
         ({"tls_certificate": "/no/such", "tls_key": "/no/such"}, "tls_certificate"),
         ({"certificates": "/no/such"}, "certificates"),
         ({"target_model": "./no/such"}, "target_model"),

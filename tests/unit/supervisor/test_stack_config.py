@@ -138,3 +138,14 @@ def test_a_wsl_gpu_needs_nvidias_driver(tmp_path: Path, monkeypatch: pytest.Monk
     assert StackConfig().worker_config("draft").lookahead_sequences == 1
     driver.touch()
     assert StackConfig().worker_config("draft").lookahead_sequences == 256
+
+
+@pytest.mark.parametrize(
+    ("drafter", "cores", "threads"), [("model", 8, (4, 4)), ("ngram", 8, (7, 1)), ("ngram", 2, (1, 1))]
+)
+def test_a_drafter_without_a_model_leaves_its_cores(
+    monkeypatch: pytest.MonkeyPatch, drafter: str, cores: int, threads: tuple[int, int]
+) -> None:
+    monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: tuple(range(cores)))
+    config = StackConfig(drafter=drafter)
+    assert (config.target_config.threads, config.draft_config.threads) == threads

@@ -40,6 +40,8 @@ def of(**values: Any) -> list[tuple[int | None, float | None]]:
         (MIXED, [(None, None), (None, None)]),
         ({**MIXED, "gpu_memory_utilization": 0.9}, [(None, 0.9), (None, None)]),
         ({**ONE, "target": {"num_blocks": 3}}, [(3, None), (None, 0.255)]),
+        ({**ONE, "drafter": "ngram"}, [(None, None), (None, None)]),
+        ({**ONE, "draft": {"drafter": "ngram"}, "gpu_memory_utilization": 0.9}, [(None, 0.9), (None, None)]),
     ],
 )
 def test_each_worker_gets_its_share_of_memory(
@@ -76,6 +78,8 @@ def test_auto_means_the_first_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ),
         ({**ONE, "draft_num_blocks": 0}, "draft_num_blocks"),
         ({"draft_model": None, "draft_num_blocks": 3}, "draft_num_blocks"),
+        ({"draft_model": None, "drafter": "ngram"}, "drafter"),
+        ({"draft_model": None, "corpus": "text"}, "corpus"),
     ],
 )
 def test_contradictory_settings_are_refused(values: dict[str, Any], field: str) -> None:

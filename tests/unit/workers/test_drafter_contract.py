@@ -7,14 +7,23 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from draft_worker.drafters.interface import Drafter
 from draft_worker.drafters.model import ModelDrafter
 from draft_worker.drafters.registry import DRAFTERS, kind_of
-from draft_worker.drafters.tokens import TokenBranches, TokenDrafter, TokenState, TokenStates, state_of
+from draft_worker.drafters.tokens import (
+    FixedScorer,
+    Row,
+    TextScorer,
+    TokenBranch,
+    TokenBranches,
+    TokenDrafter,
+    TokenState,
+    TokenStates,
+    state_of,
+)
 from paceline.core.clock import ManualClock
 from paceline.core.config import DraftConfig
 from paceline.core.errors import InvalidArgumentError, PacelineError
@@ -229,15 +238,31 @@ CONTRACT: tuple[Callable[[Case], None], ...] = (
 # ---- the drafters -------------------------------------------------------------------------------------
 
 
-def hashed(texts: Sequence[Sequence[int]]) -> torch.Tensor:
+class Hashed(FixedScorer):
     """Scores that depend on every token of a text."""
-    if any(BAD in text for text in texts):
-        raise RuntimeError("no such token")
-    return torch.from_numpy(np.stack([TOY.logits(text) for text in texts]))
+
+    def score(self, text: Sequence[int], row: Row) -> None:
+        if BAD in text:
+            raise RuntimeError("no such token")
+        row[:] = TOY.logits(text)
 
 
-def of_tokens() -> Drafter:
-    return TokenDrafter(hashed, draft_config(), ManualClock())
+class HashedCounts(Hashed):
+    """As one that keeps what it counts, and would tell if it were not told of every change."""
+
+    def __init__(self) -> None:
+        self.counted: list[int] = []
+
+    def count(self, text: Sequence[int], length: int) -> None:
+        self.counted = list(text[:length])
+
+    def score(self, text: Sequence[int], row: Row) -> None:
+        assert self.counted == list(text)
+        super().score(text, row)
+
+
+def of_tokens(scorer: type[TextScorer] = Hashed) -> Drafter:
+    return TokenDrafter(scorer, 10, draft_config(), ManualClock())
 
 
 def a_toy_model(skills: ChainSkills | None = None) -> ToyRunner:
@@ -261,9 +286,13 @@ def registered(name: str) -> Drafter:
 
 DRAFTERS_HERE: dict[str, Callable[[], Drafter]] = {
     "tokens": of_tokens,
+    "counts": lambda: of_tokens(HashedCounts),
     "toy model": of_a_toy_model,
     "toy model with chains": lambda: of_a_toy_model(ChainSkills(supports=True, max_feed=16)),
 }
+
+
+STACKED = ("stacked:ngram+bigram", "stacked:bigram+ngram+random")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -275,7 +304,7 @@ def _uniform() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("check", CONTRACT)
-@pytest.mark.parametrize("name", [*DRAFTERS_HERE, *DRAFTERS, uniform_drafter.NAME])
+@pytest.mark.parametrize("name", [*DRAFTERS_HERE, *DRAFTERS, *STACKED, uniform_drafter.NAME])
 def test_a_drafter_keeps_the_contract(name: str, check: Callable[[Case], None]) -> None:
     make = DRAFTERS_HERE.get(name, lambda: registered(name))
     case = Case(make())
@@ -284,10 +313,31 @@ def test_a_drafter_keeps_the_contract(name: str, check: Callable[[Case], None]) 
     assert case.it.free_entries == case.free
 
 
-def test_an_unknown_drafter_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="must be one of model") as refused:
-        kind_of(DraftConfig(model="m", drafter="modle"))
-    assert refused.value.field == "drafter"
+@pytest.mark.parametrize(
+    ("drafter", "corpus", "field", "message"),
+    [
+        ("modle", "", "drafter", "must be one of model, unigram, .* or stacked:a\\+b, got 'modle'"),
+        ("ngram:4", "", "drafter", "must be one of"),
+        ("stacked", "", "drafter", "must be one of"),
+        ("stacked:ngram", "", "drafter", "takes two or more of unigram, bigram, ngram, random"),
+        ("stacked:ngram+", "", "drafter", "takes two or more"),
+        ("stacked:ngram+model", "", "drafter", "takes two or more"),
+        ("stacked:unigram+ngram", "", "drafter", "unigram has a context after every text"),
+        ("stacked:ngram+random+bigram", "", "drafter", "random has a context after every text"),
+        ("ngram", "text", "corpus", "is not read by the drafter ngram"),
+        ("model", "text", "corpus", "is not read by the drafter model"),
+        ("stacked:ngram+random", "text", "corpus", "is not read by the drafter stacked:ngram"),
+    ],
+)
+def test_an_impossible_drafter_is_refused(drafter: str, corpus: str, field: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message) as refused:
+        kind_of(DraftConfig(model="m", drafter=drafter, corpus=corpus))
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("drafter", ["unigram", "bigram", "stacked:ngram+unigram", "stacked:bigram+random"])
+def test_a_corpus_is_taken_where_it_is_read(drafter: str) -> None:
+    assert kind_of(DraftConfig(model="m", drafter=drafter, corpus="text")).reads_corpus
 
 
 # ---- wrong ones ---------------------------------------------------------------------------------------
@@ -321,12 +371,20 @@ class Swapping(TokenDrafter):
         return result
 
 
+class Unwound(TokenBranch):
+    """Leaves the sequence with the branch's text."""
+
+    def score(self, row: Row) -> None:
+        self.replace_end()
+        self.sequence.scorer.score(self.sequence.token_ids, row)
+
+
 @dataclass(frozen=True, slots=True)
 class OneBranch(TokenBranches):
-    """All branches are the sequence itself."""
+    """All branches do."""
 
-    def branch(self, kept: int) -> TokenState:
-        return self.sequence
+    def branch(self, kept: int) -> TokenBranch:
+        return Unwound(self.sequence, kept)
 
 
 class Sharing(TokenDrafter):
@@ -347,8 +405,10 @@ class Brittle(TokenDrafter):
     """One feed's error is everyone's."""
 
     def step(self, feeds: Sequence[Job], **how: Any) -> Any:
-        self._scores(feeds)
-        return super().step(feeds, **how)
+        result = super().step(feeds, **how)
+        if result.failed:
+            raise RuntimeError
+        return result
 
 
 class Keeping(TokenDrafter):
@@ -361,7 +421,7 @@ class LateStates(TokenStates):
     """Makes those."""
 
     def new(self, salt: str) -> TokenState:
-        return LateState()
+        return LateState(self.new_scorer())
 
 
 class Late(TokenDrafter):
@@ -369,7 +429,7 @@ class Late(TokenDrafter):
 
     def __init__(self, *how: Any) -> None:
         super().__init__(*how)
-        self.sequences.states = LateStates()
+        self.sequences.states = LateStates(Hashed)
 
 
 class Misspelling(ModelDrafter):
@@ -395,7 +455,7 @@ class Misspelling(ModelDrafter):
 def test_a_wrong_drafter_breaks_the_contract(
     wrong: type[TokenDrafter], check: Callable[[Case], None]
 ) -> None:
-    drafter = wrong(hashed, draft_config(), ManualClock())
+    drafter = wrong(Hashed, 10, draft_config(), ManualClock())
     with pytest.raises((AssertionError, RuntimeError)):
         check(Case(drafter))
 

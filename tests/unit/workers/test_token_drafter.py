@@ -1,4 +1,4 @@
-"""A function of the tokens as a drafter: it proposes what a model with the same scores does."""
+"""A scorer of texts as a drafter: it proposes what a model with the same scores does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from draft_worker.drafters.tokens import TokenDrafter
+from draft_worker.drafters.tokens import FixedScorer, Row, TokenDrafter
 from draft_worker.engine import DraftEngine
 from paceline.core.clock import ManualClock
 from paceline.core.config import DraftConfig
@@ -25,15 +24,27 @@ K = 3
 BROKEN = 5
 
 
-def scores(texts: Sequence[Sequence[int]]) -> torch.Tensor:
-    return torch.from_numpy(np.stack([MODEL.logits(text) for text in texts]))
+class Scorer(FixedScorer):
+    """The model's scores."""
+
+    def score(self, text: Sequence[int], row: Row) -> None:
+        row[:] = MODEL.logits(text)
+
+
+class SomeTexts(Scorer):
+    """None of a text with this token."""
+
+    def score(self, text: Sequence[int], row: Row) -> None:
+        super().score(text, row)
+        if BROKEN in text:
+            row[:] = np.nan
 
 
 def engines(config: DraftConfig) -> tuple[DraftEngine, DraftEngine]:
-    """Of the function, and of a model with its scores."""
+    """Of the scorer, and of a model with its scores."""
     clock = ManualClock()
     common: dict[str, Any] = {"vocabulary_size": VOCAB, "max_model_len": 400}
-    of_tokens = DraftEngine(TokenDrafter(scores, config, clock), config, clock=clock, **common)
+    of_tokens = DraftEngine(TokenDrafter(Scorer, VOCAB, config, clock), config, clock=clock, **common)
     return of_tokens, draft_engine(ToyRunner(MODEL, num_blocks=400), config, clock=clock, **common)
 
 
@@ -85,14 +96,12 @@ def test_equal_scores_give_equal_proposals(temperature: float, mode: AcceptanceM
 
 def test_a_text_without_scores_fails_its_sequence_only() -> None:
     config, clock = draft_config(), ManualClock()
-
-    def some(texts: Sequence[Sequence[int]]) -> torch.Tensor:
-        rows = scores(texts)
-        rows[[BROKEN in text for text in texts]] = torch.nan
-        return rows
-
     engine = DraftEngine(
-        TokenDrafter(some, config, clock), config, vocabulary_size=VOCAB, max_model_len=99, clock=clock
+        TokenDrafter(SomeTexts, VOCAB, config, clock),
+        config,
+        vocabulary_size=VOCAB,
+        max_model_len=99,
+        clock=clock,
     )
     params = SequenceParams(SamplingParams(temperature=0.0, seed=7), AcceptanceMode.COUPLED, 2)
     for name, prompt in (("well", (1, 2)), ("bad", (1, BROKEN))):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from draft_worker.drafters.interface import Drafter, DrafterKind
 from draft_worker.drafters.registry import DRAFTERS
-from draft_worker.drafters.tokens import TokenDrafter
-from paceline.core.clock import Clock
-from paceline.core.config import DraftConfig
-from paceline.engine.loading.build import Built, build_vocabulary
+from draft_worker.drafters.tokens import FixedScorer, Row, of_scorers
 
 NAME = "uniform"
 
 
-def uniform_drafter(built: Built, config: DraftConfig, clock: Clock) -> Drafter:
+class UniformScorer(FixedScorer):
     """The same score for every token, whatever the text is."""
-    width = built.loaded.vocab_size
-    return TokenDrafter(lambda texts: torch.zeros(len(texts), width), config, clock)
+
+    def score(self, text: Sequence[int], row: Row) -> None:
+        row.fill(0.0)
 
 
 def register() -> None:
-    DRAFTERS[NAME] = DrafterKind(build_vocabulary, uniform_drafter)
+    DRAFTERS[NAME] = of_scorers(lambda built, config: UniformScorer)

@@ -53,6 +53,7 @@ UNITS: dict[str, tuple[str, ...]] = {
         "integration/test_sampling_parameters.py",
         "integration/test_speculation.py",
         "integration/test_stopping.py",
+        "integration/test_text_drafters.py",
         "integration/test_worker_protocol.py",
     ),
 }
