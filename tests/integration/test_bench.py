@@ -20,7 +20,7 @@ def test_a_short_run_reports_every_ratio(tiny_pair: Any, tmp_path: Path) -> None
             *(sys.executable, "-P", "-m", "paceline", "bench", "--quick"),
             *("--target-model", str(tiny_pair.target), "--draft-model", str(tiny_pair.draft)),
             *("--device", "cpu", "--concurrency", "1", "--concurrency", "2", "--k", "2"),
-            *("--temperature", "0", "--temperature", "1", "--num-prompts", "2", "--max-tokens", "12"),
+            *("--temperature", "0", "--temperature", "1", "--num-prompts", "2", "--max-tokens", "8"),
             *("--repeats", "2", "--json", str(tmp_path / "run.json")),
         ],
         capture_output=True,
@@ -46,13 +46,13 @@ def test_a_short_run_reports_every_ratio(tiny_pair: Any, tmp_path: Path) -> None
     cells = {(c["arm"], c["temperature"], c["concurrency"]): c for c in record["cells"]}
     config = BenchConfig(device="cpu")
     for arm in ("speculative, K=2", "lookahead, K=2", automatic(config).name, served(config).name):
-        assert cells[arm, 0.0, 1]["counts"]["completion_tokens"] == 2 * 2 * 12
+        assert cells[arm, 0.0, 1]["counts"]["completion_tokens"] == 2 * 2 * 8
         assert cells[arm, 0.0, 1]["opening"]["completion_tokens"] == 2 * 2
         assert cells[arm, 0.0, 1]["opening"]["num_rounds"] == 2 * 2
     # Branches of a model this small seldom arrive before the verdict does; without lookahead none can.
     assert cells["speculative, K=2", 0.0, 1]["hit_rate"] == 0
     assert cells["speculative, K=2", 0.0, 1]["alpha"] > 0
-    assert cells["plain", 1.0, 2]["counts"]["completion_tokens"] == 2 * 32 * 12
+    assert cells["plain", 1.0, 2]["counts"]["completion_tokens"] == 2 * 32 * 8
     peers = {name for name, _, _ in cells if name.startswith("transformers")}
     assert len(peers) == 3
     for (arm, _, _), cell in cells.items():

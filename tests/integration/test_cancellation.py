@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from harness.stacks import RunningStack
@@ -14,15 +15,12 @@ from paceline.core.errors import CancelledError, DeadlineExceededError
 LONG = {"max_tokens": 1500, "ignore_eos": True, "temperature": 1.0, "seed": 1}
 
 
-def test_dropping_a_stream_frees_both_caches(stack: RunningStack) -> None:
-    finished = stack.num_finished()
+def drop(stack: RunningStack) -> None:
     for _ in stack.client.stream("def main(", LONG, timeout=HANG):
         break  # the stream is dropped here
-    stack.check_cut_short(finished)
 
 
-def test_closing_a_stream_midway_frees_both_caches(stack: RunningStack) -> None:
-    finished = stack.num_finished()
+def close_midway(stack: RunningStack) -> None:
     # Left to choose, the coordinator may do without the draft.
     speculation = {"num_speculative_tokens": 4}
     with stack.client.stream("def main(", LONG, speculation=speculation, timeout=HANG) as stream:
@@ -31,11 +29,14 @@ def test_closing_a_stream_midway_frees_both_caches(stack: RunningStack) -> None:
                 break
         held = [w.info.cache.sequences for w in stack.client.status().workers if w.info is not None]
         assert held == [1, 1]
-    stack.check_cut_short(finished)
 
 
-def test_closing_the_channel_frees_both_caches(stack: RunningStack) -> None:
-    finished = stack.num_finished()
+def close_several_choices(stack: RunningStack) -> None:
+    with stack.client.stream("x", {**LONG, "n": 5}, timeout=HANG) as stream:
+        next(stream)
+
+
+def close_the_channel(stack: RunningStack) -> None:
     client = Client(stack.address)
     streams = [client.stream("def main(", LONG, timeout=HANG) for _ in range(4)]
     for stream in streams:
@@ -44,14 +45,23 @@ def test_closing_the_channel_frees_both_caches(stack: RunningStack) -> None:
     for stream in streams:
         with pytest.raises(CancelledError):
             list(stream)
-    stack.check_cut_short(finished)
 
 
-def test_a_deadline_ends_the_request_and_frees_both_caches(stack: RunningStack) -> None:
-    stack.good_request()
-    finished = stack.num_finished()
+def pass_the_deadline(stack: RunningStack) -> None:
     with pytest.raises(DeadlineExceededError):
         stack.client.generate("def main(", LONG, timeout=0.3)
+
+
+LEAVING = (drop, close_midway, close_several_choices, close_the_channel, pass_the_deadline)
+
+
+@pytest.mark.parametrize("leave", LEAVING, ids=lambda leave: leave.__name__)
+def test_a_client_that_leaves_frees_both_caches(
+    stack: RunningStack, leave: Callable[[RunningStack], None]
+) -> None:
+    stack.good_request()
+    finished = stack.num_finished()
+    leave(stack)
     stack.check_cut_short(finished)
 
 
@@ -92,7 +102,6 @@ def test_a_cancelled_neighbour_changes_no_token(stack: RunningStack) -> None:
         neighbour.close()
     for _ in stream:
         pass
-    assert stream.result is not None
     assert stream.result.token_ids == alone.token_ids
     # This one and that which was alone came to their ends.
     stack.check_cut_short(finished)

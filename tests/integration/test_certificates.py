@@ -14,6 +14,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.certificates import Certificates, make, says_nothing
+from harness.refusals import ends_with, refused
 from harness.waiting import HANG
 
 from coordinator.api.http.server.encoding import JsonResponse
@@ -79,7 +80,7 @@ async def ask(address: str, tls: Tls | None) -> Any:
         return await stub.GetWorkerInfo(target_pb2.TargetServiceGetWorkerInfoRequest(), timeout=HANG)
 
 
-async def refused(address: str, tls: Tls | None) -> grpc.aio.AioRpcError:
+async def refusal(address: str, tls: Tls | None) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await ask(address, tls)
     return failure.value
@@ -125,28 +126,21 @@ async def test_an_existing_authority_issues_another_certificate(tmp_path: Path) 
 # ---- a worker's port ------------------------------------------------------------------------------
 
 
-async def test_a_worker_serves_a_coordinator(certificates: Certificates) -> None:
-    async with target_worker(certificates.tls("target")) as address:
-        assert (await ask(address, certificates.tls("coordinator"))).info.role == "target"
-
-
 @pytest.mark.parametrize("role", ["target", "draft", "client"])
 async def test_only_a_coordinator_may_call_a_worker(role: str, certificates: Certificates) -> None:
     async with target_worker(certificates.tls("target")) as address:
-        error = await refused(address, certificates.tls(role))
+        error = await refusal(address, certificates.tls(role))
         assert error.code() is grpc.StatusCode.PERMISSION_DENIED
         says_nothing(error.details() or "", role, str(certificates.folder))
         async with open_aio_channel(address, CHANNEL_OPTIONS, certificates.tls(role)) as channel:
             verify = target_pb2_grpc.TargetServiceStub(channel).Verify()
-            with pytest.raises(grpc.aio.AioRpcError) as failure:
+            with ends_with(grpc.StatusCode.PERMISSION_DENIED):
                 # It is refused before it has sent a frame.
                 async for _ in verify:
                     pass
-            assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
             unknown = channel.unary_unary("/paceline.v1.TargetService/NoSuchMethod")
-            with pytest.raises(grpc.aio.AioRpcError) as failure:
+            with ends_with(grpc.StatusCode.PERMISSION_DENIED):
                 await unknown(b"", timeout=HANG)
-            assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_any_certificate_of_the_authority_may_check_health(certificates: Certificates) -> None:
@@ -165,14 +159,14 @@ async def test_a_client_without_a_certificate_is_not_connected(
 ) -> None:
     async with target_worker(certificates.tls("target")) as address:
         for tls in (None, Tls(ca=certificates.ca), strangers.tls("coordinator", ca=certificates.ca)):
-            assert (await refused(address, tls)).code() is grpc.StatusCode.UNAVAILABLE
+            assert (await refusal(address, tls)).code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_coordinator_rejects_a_foreign_workers_certificate(
     certificates: Certificates, strangers: Certificates
 ) -> None:
     async with target_worker(strangers.tls("target", ca=certificates.ca)) as address:
-        error = await refused(address, certificates.tls("coordinator"))
+        error = await refusal(address, certificates.tls("coordinator"))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -223,9 +217,7 @@ async def test_a_draft_certificate_at_the_target_address_is_refused(
         assert "must name target.paceline.internal" in link.reason
 
 
-async def test_a_link_with_a_workers_certificate_is_told_why_it_fails(
-    certificates: Certificates,
-) -> None:
+async def test_a_link_with_a_workers_certificate_is_told_why_it_fails(certificates: Certificates) -> None:
     async with (
         target_worker(certificates.tls("target")) as address,
         linked(address, certificates.tls("draft")) as (link, _),
@@ -241,7 +233,7 @@ async def test_failures_tell_no_more_than_their_code(certificates: Certificates)
     shell = Shell()
     shell.failing = True
     async with target_worker(None, shell) as address:
-        error = await refused(address, None)
+        error = await refusal(address, None)
         assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
         assert SECRET not in str(error.trailing_metadata())
         async with open_aio_channel(address, (), None) as channel:
@@ -250,9 +242,8 @@ async def test_failures_tell_no_more_than_their_code(certificates: Certificates)
                 "NoSuchMethod": grpc.StatusCode.UNIMPLEMENTED,
             }.items():
                 call = channel.unary_unary(f"/paceline.v1.TargetService/{name}")
-                with pytest.raises(grpc.aio.AioRpcError) as failure:
+                with ends_with(code) as failure:
                     await call(b"\xff\xff", timeout=HANG)
-                assert failure.value.code() is code
                 says_nothing(failure.value.details() or "", "DecodeError")
             stream = channel.stream_stream("/paceline.v1.TargetService/Verify")(timeout=HANG)
             await stream.write(b"\xff\xff")
@@ -271,9 +262,8 @@ async def test_the_headers_of_a_call_are_bounded(room: int) -> None:
         if room < 0:
             await call(b"", metadata=metadata[:-1], timeout=HANG)
             return
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
+        with ends_with(grpc.StatusCode.RESOURCE_EXHAUSTED):
             await call(b"", metadata=[*metadata, ("x-more", "y" * 2000)], timeout=HANG)
-        assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 # ---- files that cannot be used --------------------------------------------------------------------
@@ -294,9 +284,8 @@ def bad_files(made: Certificates, folder: Path) -> Iterator[tuple[Tls, str]]:
 
 def test_unusable_tls_files_are_named(certificates: Certificates, tmp_path: Path) -> None:
     for tls, field in bad_files(certificates, tmp_path):
-        with pytest.raises(InvalidArgumentError) as failure:
+        with refused(field):
             check_files(tls)
-        assert failure.value.field == field
     check_files(certificates.tls("target"))
     check_files(Tls())
 

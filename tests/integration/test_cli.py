@@ -13,22 +13,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import httpx2
 import pytest
 from harness.commands import Done, command
 from harness.ending import ended
+from harness.pair import Pair
+from harness.waiting import HANG
 
-HANG = 280.0  # seconds after which a test has failed; nothing waits this long when all is well
 MARK = "xylophone quagmire"
 """Must not be logged."""
 PACELINE = (sys.executable, "-P", "-m", "paceline")
-
-
-class Pair(Protocol):
-    target: Any
-    draft: Any
 
 
 @dataclass
@@ -147,16 +142,6 @@ def test_options_request_reports_and_masks(served: Served) -> None:
     assert [position is None for position in result["prompt_logprobs"]] == [True, False]
     printed = served.paceline(*words, *masks, "--n", "2").stdout
     assert printed == "\n\n".join(o["text"].removeprefix("ab") for o in result["outputs"]) + "\n"
-    refused = served.paceline(*words, "--prompt-logprobs", "1")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("error: --prompt-logprobs: ")
-
-
-def test_a_refusal_of_the_server_is_one_line(served: Served) -> None:
-    done = served.paceline("generate", "x", "--stop-token-id", "99999")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: --stop-token-id: ")
-    assert done.stderr.count("\n") == 1
 
 
 def test_status_lists_every_process(served: Served) -> None:
@@ -212,19 +197,26 @@ def test_failed_requests_of_a_load_test_are_reported(served: Served, tmp_path: P
     assert note in done.stdout
 
 
-def test_a_load_test_that_cannot_work_is_not_started(served: Served) -> None:
-    refused = served.paceline("loadtest", "--stop-token-id", "99999")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("error: --stop-token-id: ")
-    unverifiable = served.paceline("loadtest", "--verify", "1", "--acceptance", "rejection")
-    assert unverifiable.returncode == 2
-    assert unverifiable.stderr.startswith("error: --verify: ")
-    twice = served.paceline("loadtest", "--prompts", "/no/such", "--prompt-tokens", "3")
-    assert twice.returncode == 2
-    assert twice.stderr.startswith("error: --prompt-tokens: ")
-    unwritable = served.paceline("loadtest", "--requests", "1", "--json", "/no/such/run.json")
-    assert (unwritable.returncode, unwritable.stdout) == (2, "")
-    assert unwritable.stderr.startswith("error: --json: /no/such/run.json cannot be written")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("generate", "x", "--stop-token-id", "99999"), "--stop-token-id: "),
+        (("generate", "x", "--prompt-logprobs", "1"), "--prompt-logprobs: "),
+        (("loadtest", "--stop-token-id", "99999"), "--stop-token-id: "),
+        (("loadtest", "--verify", "1", "--acceptance", "rejection"), "--verify: "),
+        (("loadtest", "--prompts", "/no/such", "--prompt-tokens", "3"), "--prompt-tokens: "),
+        (
+            ("loadtest", "--requests", "1", "--json", "/no/such/run.json"),
+            "--json: /no/such/run.json cannot be written",
+        ),
+    ],
+)
+def test_a_command_that_cannot_work_says_why(served: Served, words: tuple[str, ...], said: str) -> None:
+    """In one line, before it prints anything."""
+    done = served.paceline(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {said}")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)])

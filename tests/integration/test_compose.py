@@ -9,10 +9,11 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import yaml
+from harness.pair import Pair
 
 from paceline.cli import main
 from paceline.client import Client, SamplingParams, WorkerState
@@ -25,11 +26,6 @@ ROLES = ("coordinator", "target-worker", "draft-worker")
 START_TIMEOUT = 280.0
 
 Service = dict[str, Any]
-
-
-class Pair(Protocol):
-    target: Any
-    draft: Any
 
 
 def interpolate(text: str, environment: dict[str, str]) -> str:
@@ -280,5 +276,4 @@ def test_services_work_together_as_the_file_connects_them(
         "draft": WorkerState.READY,
     }
     for role, worker in workers.items():
-        assert worker.info is not None
         assert worker.info.model == str(getattr(tiny_pair, role))

@@ -19,7 +19,6 @@ PARAMETERS: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "logprobs": 
 
 def bits(result: GenerationResult) -> list[list[tuple[int, str]]]:
     """Every reported log-probability, exactly."""
-    assert result.logprobs is not None
     return [[(t, entry.logprob.hex()) for t, entry in position.items()] for position in result.logprobs]
 
 

@@ -18,21 +18,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.certificates import says_nothing
 from harness.faces import TOKEN, Faces, Raw, asks, find_target, gate, key, serving
+from harness.refusals import ends_with, refused
 from harness.waiting import HANG, until
 
 from coordinator.api.grpc.auth import make_gate, reload_on_hangup, warn_if_open
 from coordinator.api.grpc.calls import UNKNOWN
 from coordinator.auth import ANYBODY, Gate, Principal, principal
 from coordinator.text.vocabulary import Vocabulary
-from paceline.client import AsyncClient
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
-from paceline.core.errors import (
-    InvalidArgumentError,
-    ResourceExhaustedError,
-    UnauthenticatedError,
-)
+from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError, UnauthenticatedError
 from paceline.core.security.keyfile import write_keys
 from paceline.core.security.keys import KeyRing, digest
 from paceline.telemetry import logs
@@ -80,9 +76,8 @@ async def test_every_method_requires_a_key(metadata: Any, serve: Serve) -> None:
         for method in METHODS:
             for make in (channel.unary_stream, channel.stream_stream):
                 request: Any = b"" if make == channel.unary_stream else iter([])
-                with pytest.raises(grpc.aio.AioRpcError) as failure:
+                with ends_with(grpc.StatusCode.UNAUTHENTICATED) as failure:
                     await anext(aiter(make(method)(request, metadata=metadata, timeout=HANG)))
-                assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED, method
                 assert failure.value.details() == "a valid API key is required"
         answer = await health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=HANG
@@ -105,25 +100,6 @@ async def test_every_path_requires_a_key(token: str | None, serve: Serve) -> Non
                 error = answer.json()["error"]
                 assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
                 says_nothing(answer.text, *filter(None, [token]))
-
-
-async def test_the_sdk_raises_its_own_errors(serve: Serve) -> None:
-    async with serve(gate()) as faces:
-        for wrong in (None, "pl-wrong"):
-            async with faces.sdk(wrong) as client:
-                with pytest.raises(UnauthenticatedError):
-                    await client.detokenize([5])
-                with pytest.raises(UnauthenticatedError):
-                    await client.generate("x")
-        async with faces.sdk(TOKEN) as client:
-            assert await client.detokenize([5])
-
-
-@pytest.mark.parametrize("bad", ["", "two\nlines", "ключ", 5])
-def test_a_key_that_no_header_can_carry_is_refused(bad: Any) -> None:
-    with pytest.raises(InvalidArgumentError) as failure:
-        AsyncClient("127.0.0.1:1", api_key=bad)
-    assert failure.value.field == "api_key"
 
 
 async def test_refused_calls_are_counted_and_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,9 +184,8 @@ async def test_a_grpc_clients_request_id_is_the_calls_id(serve: Serve, ended: An
         request = generation_pb2.DetokenizeRequest(token_ids=[5])
         await call(request, metadata=(("x-request-id", "front-1"),), timeout=HANG)
         for metadata in ((("x-request-id", "a b"),), (("x-request-id", "a"), ("x-request-id", "b"))):
-            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            with ends_with(grpc.StatusCode.INVALID_ARGUMENT) as refusal:
                 await call(request, metadata=metadata, timeout=HANG)
-            assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "x-request-id" in str(refusal.value.details())
         good, *bad = await ended(3)
     assert good["request_id"] == "front-1"
@@ -281,9 +256,8 @@ async def test_a_key_over_its_rate_can_still_resume_and_cancel(serve: Serve) -> 
         first = await raw.begins(asks("r"))
         await raw.is_refused(asks("another"))
         await raw.begins(asks("r", again=True))
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
+        with ends_with(grpc.StatusCode.ABORTED):
             await first.read()
-        assert failure.value.code() is grpc.StatusCode.ABORTED
         await raw.cancel("r")
         assert len(faces.coordinator.requests) == 0
         await raw.is_refused(asks("r", again=True))
@@ -321,9 +295,8 @@ async def test_requests_of_two_keys_are_independent(serve: Serve) -> None:
         # He goes on with nothing of hers: without a request of his own this one is charged, and begins.
         await bob.begins(asks("r", 7, again=True))
         await alice.begins(asks("only hers"))
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
+        with ends_with(grpc.StatusCode.NOT_FOUND):
             await bob.cancel("only hers")
-        assert failure.value.code() is grpc.StatusCode.NOT_FOUND
         await bob.begins(asks("his other"))
         await bob.is_refused(asks("only hers", again=True))
         assert len(here) == 4
@@ -331,9 +304,8 @@ async def test_requests_of_two_keys_are_independent(serve: Serve) -> None:
         assert len(here) == 3
         # Hers is here still, and she is the one who can resume it.
         await alice.begins(asks("r", again=True))
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
+        with ends_with(grpc.StatusCode.ABORTED):
             await hers.read()
-        assert failure.value.code() is grpc.StatusCode.ABORTED
         running = [each for request in here._requests.values() for each in request.choices]
         salts = {each.state.params.cache_salt for each in running}
         assert len(running) == 3
@@ -434,9 +406,8 @@ async def test_a_message_above_the_bound_is_refused(serve: Serve) -> None:
         async with faces.sdk(None) as client:
             with pytest.raises(ResourceExhaustedError):
                 await client.tokenize("x" * limits.MAX_MESSAGE_BYTES)
-            with pytest.raises(InvalidArgumentError) as named:
+            with refused("text"):
                 await client.tokenize("x" * (limits.MAX_PROMPT_CHARACTERS + 1))
-            assert named.value.field == "text"
 
 
 async def test_a_message_too_large_for_the_model_is_refused(serve: Serve) -> None:
@@ -446,9 +417,8 @@ async def test_a_message_too_large_for_the_model_is_refused(serve: Serve) -> Non
         assert most < 2 * 2**20
         call = channel.unary_unary("/paceline.v1.GenerationService/Tokenize")
         for more, code in ((0, "max_model_len"), (1, f"at most {most} bytes")):
-            with pytest.raises(grpc.aio.AioRpcError) as failure:
+            with ends_with(grpc.StatusCode.INVALID_ARGUMENT) as failure:
                 await call(b"\x0a\xff\xff\x7f" + b"x" * (most - 4 + more), timeout=HANG)
-            assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert more == 0 or code in (failure.value.details() or "")
 
 
@@ -489,9 +459,8 @@ async def test_sighup_reloads_the_keys(
 
 
 def test_a_missing_key_file_prevents_the_start(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError) as failure:
+    with refused("api_keys"):
         make_gate(config(tmp_path / "none"))
-    assert failure.value.field == "api_keys"
     assert not make_gate(config("")).asks_for_keys
 
 

@@ -28,7 +28,7 @@ EVERYTHING: dict[str, Any] = {"ignore_eos": True}
 
 def test_a_model_without_a_template_refuses_chats(http: Http) -> None:
     with pytest.raises(openai.BadRequestError, match="has no chat template") as caught:
-        http.openai.chat.completions.create(model=http.model, messages=MESSAGES)
+        http.chat(MESSAGES)
     assert caught.value.param == "messages"
 
 
@@ -91,9 +91,7 @@ def test_an_occupied_port_is_reported(http: Http, stack: RunningStack, pair_path
 
 def test_closing_an_http_stream_frees_both_caches(http: Http, stack: RunningStack) -> None:
     finished = stack.num_finished()
-    stream = http.openai.completions.create(
-        model=http.model, prompt="def main(", stream=True, extra_body=EVERYTHING, **LONG
-    )
+    stream = http.complete("def main(", stream=True, extra_body=EVERYTHING, **LONG)
     next(iter(stream))
     assert stack.client.status().coordinator.running == 1
     stream.close()
@@ -104,9 +102,7 @@ def test_leaving_before_the_answer_frees_both_caches(http: Http, stack: RunningS
     stack.good_request()
     finished = stack.num_finished()
     with pytest.raises(openai.APITimeoutError):
-        http.openai.completions.create(
-            model=http.model, prompt="def main(", n=4, timeout=0.3, extra_body=EVERYTHING, **LONG
-        )
+        http.complete("def main(", n=4, timeout=0.3, extra_body=EVERYTHING, **LONG)
     stack.check_cut_short(finished)
 
 

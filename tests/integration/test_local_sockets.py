@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.log import Log
-from harness.stacks import RunningStack, own_coordinator, own_worker, running_stack, sound_stack
-from harness.waiting import HANG, until
+from harness.pair import Pair
+from harness.stacks import RunningStack, own_coordinator, own_worker, running_stack
+from harness.waiting import HANG
 
 from paceline.client import Client
 from paceline.supervisor import ChildFailedError
@@ -21,12 +21,6 @@ SAMPLINGS: list[dict[str, Any]] = [
     {**LENGTH, "temperature": 1, "seed": 9},
     {**LENGTH, "temperature": 0.8, "seed": 4, "repetition_penalty": 1.2, "logprobs": 2},
 ]
-
-
-@pytest.fixture(scope="module")
-def stack(tiny_pair: Any) -> Iterator[RunningStack]:
-    with sound_stack(tiny_pair) as running:
-        yield running
 
 
 def text(client: Client, sampling: dict[str, Any] = SAMPLINGS[0], k: int = 4) -> tuple[int, ...]:
@@ -43,57 +37,29 @@ def sockets(running: RunningStack) -> list[Path]:
     return [Path(info.local_socket) for info in infos if info is not None and info.local_socket]
 
 
-def test_a_stacks_workers_are_reached_through_local_sockets(stack: RunningStack) -> None:
-    assert len(stack.log.find(THROUGH)) >= 2
-    paths = sockets(stack)
+def test_a_stacks_workers_are_reached_through_local_sockets(tiny_stack: RunningStack) -> None:
+    assert len(tiny_stack.log.find(THROUGH)) >= 2
+    paths = sockets(tiny_stack)
     assert len(set(paths)) == 2
     assert all(path.is_socket() for path in paths)
 
 
-def test_local_sockets_give_the_tokens_of_grpc(stack: RunningStack, tiny_pair: Any) -> None:
+def test_local_sockets_give_the_tokens_of_grpc(tiny_stack: RunningStack, tiny_pair: Pair) -> None:
     with running_stack(tiny_pair, local_sockets=False) as other:
         assert not other.log.find(THROUGH)
         assert sockets(other) == []
         expected = texts(other.client)
-    assert texts(stack.client) == expected
+    assert texts(tiny_stack.client) == expected
 
 
-def test_a_coordinator_may_use_grpc_only(stack: RunningStack, tiny_pair: Any) -> None:
-    targets, drafts = ([stack.stack.address_of(role)] for role in ("target", "draft"))
+def test_a_coordinator_may_use_grpc_only(tiny_stack: RunningStack, tiny_pair: Pair) -> None:
+    targets, drafts = ([tiny_stack.stack.address_of(role)] for role in ("target", "draft"))
     with own_coordinator(tiny_pair, targets, drafts, local_sockets=False) as own:
-        assert texts(own.client) == texts(stack.client)
+        assert texts(own.client) == texts(tiny_stack.client)
         assert not own.log.find(THROUGH)
 
 
-@pytest.mark.parametrize("role", ["draft", "target"])
-def test_a_restarted_worker_is_reached_by_socket_again(stack: RunningStack, role: str) -> None:
-    """The killed process left its socket file."""
-    before = texts(stack.client)
-    path = info_of(stack, role).local_socket
-    seen = len(stack.log.find(THROUGH))
-    killed = stack.stack.kill(role)
-    stack.stack.wait_for_restart(role, killed, HANG)
-    stack.wait_for_worker(role)
-    until(lambda: len(stack.log.find(THROUGH)) > seen, "the way through the socket")
-    assert info_of(stack, role).local_socket == path
-    assert texts(stack.client) == before
-
-
-def info_of(running: RunningStack, role: str) -> Any:
-    info = running.worker(role).info
-    assert info is not None
-    return info
-
-
-def test_socket_files_are_removed_with_the_stack(tiny_pair: Any) -> None:
-    with running_stack(tiny_pair, draft_model=None) as running:
-        (path,) = sockets(running)
-        assert path.is_socket()
-        assert path.parent.stat().st_mode & 0o077 == 0, "nobody else may enter"
-    assert not path.parent.exists()
-
-
-def test_a_separate_worker_listens_at_its_given_socket(tiny_pair: Any, folder: Path) -> None:
+def test_a_separate_worker_listens_at_its_given_socket(tiny_pair: Pair, folder: Path) -> None:
     path = folder / "target.sock"
     log = Log()
     with own_worker("target", tiny_pair.target, log, local_socket=str(path)) as address:
@@ -108,7 +74,7 @@ def test_a_separate_worker_listens_at_its_given_socket(tiny_pair: Any, folder: P
         assert not log.find("Traceback")
 
 
-def test_an_unusable_socket_path_is_named(tiny_pair: Any, folder: Path) -> None:
+def test_an_unusable_socket_path_is_named(tiny_pair: Pair, folder: Path) -> None:
     path = folder / "nowhere" / "target.sock"
     with pytest.raises(ChildFailedError, match=str(path)):  # noqa: SIM117
         with own_worker("target", tiny_pair.target, local_socket=str(path)):

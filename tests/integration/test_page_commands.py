@@ -61,6 +61,12 @@ READY = {
     "paceline coordinator": "the coordinator listens on ",
 }
 """What each server writes when it serves."""
+DEFAULTS = (
+    "--target-model embedded:target --draft-model embedded:draft",
+    "--target-device cpu",
+    "--draft-device cpu",
+)
+"""Options of `paceline serve` that change nothing here."""
 PARSED: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "make": (
         parsing.make,
@@ -157,21 +163,27 @@ ALL = [
 PYTHON_PAGES = sorted({block.page for block in ALL if block.language in PYTHON})
 
 
-def as_served(statement: Statement) -> str:
-    """The same text for commands that start the same servers."""
-    return " ".join(shlex.split(Places(0, 0, 0, 0).put_into(statement.text), comments=True))
+def as_served(statement: Statement, block: Sequence[Statement]) -> str:
+    """The same text for commands that start the same servers, variables of the block put in."""
+    text = statement.text
+    for name, _, value in (word.partition("=") for each in block for word in each.assignments):
+        text = text.replace(f"${name}", value)
+    text = " ".join(shlex.split(Places(0, 0, 0, 0).put_into(text), comments=True))
+    for default in DEFAULTS:
+        text = text.replace(f" {default}", "")
+    return text
 
 
 def shell_blocks() -> Iterator[Any]:
-    """As parameters: each block, and the servers that need not start in it, for they start in one before.
+    """As parameters: each block, and the servers that are parsed in it, for they start in one before.
 
-    Where a client follows in the same block, they are needed.
+    Where a client follows in the same block, they start.
     """
     started: set[str] = set()
     for block in ALL:
         if block.language in SHELL:
             found = statements(block.text)
-            servers = {as_served(each) for each in found if each.text.startswith(tuple(READY))}
+            servers = {as_served(each, found) for each in found if each.text.startswith(tuple(READY))}
             is_asked = any(each.text.startswith(RUN) for each in found)
             yield pytest.param(block, frozenset() if is_asked else frozenset(started), id=block.where)
             started |= servers
@@ -336,8 +348,11 @@ def test_shell_blocks_run(
     for template in (each for each in ALL if (each.page, each.language) == (block.page, "jinja")):
         (folder / "template.jinja").write_text(template.text)
     with shell(folder, shared) as running:
-        for statement in statements(block.text):
-            if as_served(statement) not in started:
+        found = statements(block.text)
+        for statement in found:
+            if as_served(statement, found) in started:
+                check(statement.words)
+            else:
                 running.run(statement)
 
 

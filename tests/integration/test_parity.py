@@ -29,11 +29,7 @@ def greedy_call(
 
 
 def check_parity(
-    oracle: Oracle,
-    client: Client,
-    asked: Sequence[tuple[Ids, int, str]],
-    at_once: int,
-    **sampling: object,
+    oracle: Oracle, client: Client, asked: Sequence[tuple[Ids, int, str]], at_once: int, **sampling: object
 ) -> list[GenerationResult]:
     """Every (prompt, K, mode) has generate's tokens, whoever runs beside it."""
     calls = [greedy_call(client, prompt, k, mode, **sampling) for prompt, k, mode in asked]

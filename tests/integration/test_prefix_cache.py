@@ -15,7 +15,6 @@ from harness.prompts import SOURCE
 from harness.stacks import RunningStack, running_stack, together
 from harness.waiting import HANG
 
-from paceline.core.errors import InvalidArgumentError
 from paceline.core.limits import MAX_CACHE_SALT_CHARACTERS
 
 BLOCK = 16
@@ -34,7 +33,6 @@ def prompt_of(oracle: Oracle, beginning: int = 0) -> Ids:
 
 def counts(stack: RunningStack, role: str) -> tuple[int, int]:
     info = stack.worker(role).info
-    assert info is not None
     return info.cache.prefix_cache_queries, info.cache.prefix_cache_hits
 
 
@@ -105,12 +103,8 @@ def test_a_scored_prompt_reports_all_tokens_when_cached(stack: RunningStack, ora
         ).prompt_logprobs
         for _ in range(2)
     ]
-    assert told[0] is not None
-    assert told[1] is not None
     assert len(told[1]) == LENGTH
     for cold, warm in zip(told[0][1:], told[1][1:], strict=True):
-        assert cold is not None
-        assert warm is not None
         token_id = next(iter(cold))
         assert next(iter(warm)) == token_id
         assert warm[token_id].logprob == pytest.approx(cold[token_id].logprob, abs=1e-4)
@@ -139,19 +133,13 @@ def test_the_prefix_cache_works_over_http(stack: RunningStack, oracle: Oracle) -
         assert answer.status_code == 200, answer.text
         texts.append(answer.json()["choices"][0]["text"])
         found = counts(stack, "target")[1] - before
+        assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == found
     long_salt = "x" * (MAX_CACHE_SALT_CHARACTERS + 1)
     too_long = httpx2.post(url, json={**body, "cache_salt": long_salt}, timeout=HANG)
     assert texts[0] == texts[1]
     assert found == FULL
     assert too_long.status_code == 400
     assert too_long.json()["error"]["param"] == "cache_salt"
-
-
-def test_a_too_long_salt_is_refused(stack: RunningStack) -> None:
-    with pytest.raises(InvalidArgumentError) as failure:
-        stack.client.generate([5], {"max_tokens": 1}, cache_salt="x" * (MAX_CACHE_SALT_CHARACTERS + 1))
-    assert failure.value.field == "cache_salt"
-    stack.good_request()
 
 
 def test_status_shows_hits_and_preemptions(stack: RunningStack) -> None:
@@ -182,7 +170,6 @@ def preemptions(stack: RunningStack) -> tuple[int, int]:
     """By the coordinator, and on the target."""
     status = stack.client.status()
     info = next(w.info for w in status.workers if w.role == "target")
-    assert info is not None
     return status.coordinator.num_preemptions, info.cache.num_preemptions
 
 

@@ -10,10 +10,9 @@ import grpc
 import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
-    ProtoReflectionDescriptorDatabase,
-)
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from harness.history import Recording
+from harness.refusals import ends_with
 from harness.stacks import RunningStack, own_coordinator, own_worker
 from harness.waiting import HANG
 
@@ -29,11 +28,10 @@ SERVICES = {
 def test_reflection_is_off_by_default(stack: RunningStack) -> None:
     for role in SERVICES:
         with grpc.insecure_channel(stack.stack.address_of(role)) as channel:
-            with pytest.raises(grpc.RpcError) as caught:
-                list(ProtoReflectionDescriptorDatabase(channel).get_services())
             coordinator = role == "coordinator"
             expected = grpc.StatusCode.UNIMPLEMENTED if coordinator else grpc.StatusCode.UNAUTHENTICATED
-            assert caught.value.code() is expected
+            with ends_with(expected):
+                list(ProtoReflectionDescriptorDatabase(channel).get_services())
 
 
 @pytest.mark.parametrize("role", SERVICES)
@@ -43,9 +41,8 @@ def test_a_health_probe_is_answered(stack: RunningStack, role: str) -> None:
         for name in ("", SERVICES[role]):
             answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=HANG)
             assert answer.status == SERVING
-        with pytest.raises(grpc.RpcError) as caught:
+        with ends_with(grpc.StatusCode.NOT_FOUND):
             health.Check(health_pb2.HealthCheckRequest(service="nobody.Knows"), timeout=HANG)
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 class Watching:

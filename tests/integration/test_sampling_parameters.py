@@ -79,34 +79,16 @@ def frequent(setting: Setting) -> list[int]:
 
 
 CASES: Mapping[str, tuple[Callable[[Setting], dict[str, Any]], Callable[[Setting], Processors]]] = {
-    "temperature": (
-        lambda s: {"temperature": 0.7},
-        lambda s: [hf.TemperatureLogitsWarper(0.7)],
-    ),
-    "top_k": (
-        lambda s: {"top_k": 7},
-        lambda s: [hf.TopKLogitsWarper(7)],
-    ),
-    "top_p": (
-        lambda s: {"top_p": 0.8},
-        lambda s: [hf.TopPLogitsWarper(0.8)],
-    ),
-    "min_p": (
-        lambda s: {"min_p": 0.1},
-        lambda s: [hf.MinPLogitsWarper(0.1)],
-    ),
+    "temperature": (lambda s: {"temperature": 0.7}, lambda s: [hf.TemperatureLogitsWarper(0.7)]),
+    "top_k": (lambda s: {"top_k": 7}, lambda s: [hf.TopKLogitsWarper(7)]),
+    "top_p": (lambda s: {"top_p": 0.8}, lambda s: [hf.TopPLogitsWarper(0.8)]),
+    "min_p": (lambda s: {"min_p": 0.1}, lambda s: [hf.MinPLogitsWarper(0.1)]),
     "repetition_penalty": (
         lambda s: {"repetition_penalty": 1.4},
         lambda s: [hf.RepetitionPenaltyLogitsProcessor(1.4)],
     ),
-    "presence_penalty": (
-        lambda s: {"presence_penalty": 1.5},
-        lambda s: [Additive(s.prompt, 1.5, 0.0)],
-    ),
-    "frequency_penalty": (
-        lambda s: {"frequency_penalty": 0.9},
-        lambda s: [Additive(s.prompt, 0.0, 0.9)],
-    ),
+    "presence_penalty": (lambda s: {"presence_penalty": 1.5}, lambda s: [Additive(s.prompt, 1.5, 0.0)]),
+    "frequency_penalty": (lambda s: {"frequency_penalty": 0.9}, lambda s: [Additive(s.prompt, 0.0, 0.9)]),
     "logit_bias": (
         lambda s: {"logit_bias": {s.free[0]: -6.0, s.free[3]: 3.5}},
         lambda s: [hf.SequenceBiasLogitsProcessor([[[s.free[0]], -6.0], [[s.free[3]], 3.5]])],
@@ -122,10 +104,7 @@ CASES: Mapping[str, tuple[Callable[[Setting], dict[str, Any]], Callable[[Setting
         lambda s: {"bad_words": s.words()},
         lambda s: [hf.NoBadWordsLogitsProcessor(s.word_ids(), eos_token_id=s.eos)],
     ),
-    "allowed_token_ids": (
-        lambda s: {"allowed_token_ids": frequent(s)},
-        lambda s: [only(frequent(s))],
-    ),
+    "allowed_token_ids": (lambda s: {"allowed_token_ids": frequent(s)}, lambda s: [only(frequent(s))]),
     "everything": (
         lambda s: {
             "repetition_penalty": 1.1,

@@ -38,7 +38,6 @@ from paceline.core.errors import (
 from paceline.core.security.tls import Tls
 from paceline.rpc.security.credentials import open_channel
 from paceline.supervisor import Stack, serve_stack
-from paceline.v1 import target_pb2, target_pb2_grpc
 
 PROMPT = "def main():"
 SAMPLING: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
@@ -105,10 +104,7 @@ def secure(pair_paths: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     write_keys(file, KeyRing(keys))
     log = Log()
     config = stack_config(
-        pair_paths,
-        certificates=str(certificates.folder),
-        tls_ca=certificates.ca,
-        api_keys=str(file),
+        pair_paths, certificates=str(certificates.folder), tls_ca=certificates.ca, api_keys=str(file)
     )
     with serve_stack(config, sink=log) as stack:
         yield Secure(stack, certificates, file, tokens, log)
@@ -267,14 +263,6 @@ def test_a_real_worker_accepts_only_a_coordinator(worker: str, role: str, secure
     assert ask(Tls(ca=secure.certificates.ca)) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_worker_may_not_open_another_workers_stream(secure: Secure) -> None:
-    with open_channel(secure.stack.address_of("target"), (), secure.certificates.tls("draft")) as channel:
-        stream = target_pb2_grpc.TargetServiceStub(channel).Verify(iter([target_pb2.VerifyRequest()]))
-        with pytest.raises(grpc.RpcError) as failure:
-            list(stream)
-    assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
-
-
 # ---- too many -------------------------------------------------------------------------------------
 
 
@@ -358,7 +346,6 @@ def test_a_key_can_be_revoked_while_the_server_runs(
         assert newcomer.status().coordinator.running == 1
         for _ in stream:
             pass
-        assert stream.result is not None
         assert len(stream.result.token_ids) == 1500
         assert stream.num_resumes == 0
 

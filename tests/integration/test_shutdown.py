@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import json
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import IO, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from harness.commands import LOADING, running
+from harness.refusals import ends_with
 from harness.waiting import HANG
 
 from paceline.rpc.codec.status import from_rpc_error
@@ -37,27 +39,6 @@ asyncio.run(serve(sys.argv[1] == "with its parent"))
 """
 
 
-LOADING = """
-import sys, threading
-from types import SimpleNamespace
-from paceline.core.config import CoordinatorConfig, TargetConfig
-
-def load(*words):
-    print("loading", flush=True)
-    threading.Event().wait()
-
-if sys.argv[1] == "coordinator":
-    from coordinator.text import vocabulary
-    from coordinator import main
-    vocabulary.load_tokenizer = load
-    main.run(CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="m", exit_with_parent=True))
-else:
-    from paceline import worker_process
-    role = SimpleNamespace(name="target", load=load)
-    worker_process.run(role, TargetConfig(model="m", exit_with_parent=True))
-"""
-
-
 class Slow:
     """One stream that says hello, then waits until the test lets it end."""
 
@@ -74,33 +55,39 @@ async def drained() -> None:
     """Nothing is waited for."""
 
 
-async def serve(
-    slow: Slow, drain: Callable[[], Awaitable[None]] = drained
-) -> tuple[Server, asyncio.Task[None]]:
+@dataclass
+class Serving:
+    """A server with a call to `Slow` that has begun."""
+
+    server: Server
+    channel: grpc.aio.Channel
+    call: Any
+    ended: asyncio.Task[None]
+
+
+@contextlib.asynccontextmanager
+async def serving(slow: Slow, drain: Callable[[], Awaitable[object]] = drained) -> AsyncIterator[Serving]:
+    """When the block ends the server has ended by itself."""
     server = Server("test", "127.0.0.1", 0)
-    server.grpc.add_registered_method_handlers(
-        "test.Test", {"Stream": grpc.unary_stream_rpc_method_handler(slow.stream)}
-    )
+    handler = grpc.unary_stream_rpc_method_handler(slow.stream)
+    server.grpc.add_registered_method_handlers("test.Test", {"Stream": handler})
     await server.start()
-    return server, asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drain))
-
-
-async def _set(event: asyncio.Event) -> None:
-    await event.wait()
+    ended = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drain))
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.unary_stream(METHOD)(b"")
+        assert await call.read() == b"hello"
+        yield Serving(server, channel, call, ended)
+        await asyncio.wait_for(ended, HANG)
 
 
 async def test_a_running_call_finishes_before_the_process_ends() -> None:
     slow = Slow()
-    server, serving = await serve(slow, lambda: _set(slow.may_end))
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        call = channel.unary_stream(METHOD)(b"")
-        assert await call.read() == b"hello"
-        server.request_stop()
+    async with serving(slow, slow.may_end.wait) as it:
+        it.server.request_stop()
         await asyncio.sleep(0)
         slow.may_end.set()
-        assert await call.read() == b"goodbye"
-        assert await call.read() is grpc.aio.EOF
-    await asyncio.wait_for(serving, HANG)
+        assert await it.call.read() == b"goodbye"
+        assert await it.call.read() is grpc.aio.EOF
 
 
 async def test_calls_longer_than_the_drain_end_with_an_error() -> None:
@@ -109,25 +96,23 @@ async def test_calls_longer_than_the_drain_end_with_an_error() -> None:
     async def drain() -> None:
         slow.may_end.set()
 
-    server, serving = await serve(slow, drain)
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        call = channel.unary_stream(METHOD)(b"")
-        assert await call.read() == b"hello"
-        server.request_stop()
-        assert await call.read() == b"goodbye"
-        await serving
+    async with serving(slow, drain) as it:
+        it.server.request_stop()
+        assert await it.call.read() == b"goodbye"
 
 
-async def test_calls_that_ignore_the_drains_end_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.1)
-    server, serving = await serve(Slow())
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        call = channel.unary_stream(METHOD)(b"")
-        assert await call.read() == b"hello"
-        server.request_stop()
+@pytest.mark.parametrize("how", ["the drain's end", "a dead engine"])
+async def test_a_call_that_goes_on_is_cut(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once where a worker can do nothing more: its coordinator must not wait for its draining."""
+    monkeypatch.setattr(module, "FAREWELL_SECONDS", HANG if how == "a dead engine" else 0.1)
+    async with serving(Slow()) as it:
+        if how == "a dead engine":
+            it.server.abandon()
+        else:
+            it.server.request_stop()
         with pytest.raises(grpc.aio.AioRpcError):
-            await call.read()
-        await serving
+            await it.call.read()
+    assert it.server.abandoned == (how == "a dead engine")
 
 
 async def test_new_calls_are_refused_while_draining() -> None:
@@ -138,17 +123,13 @@ async def test_new_calls_are_refused_while_draining() -> None:
         draining.set()
         await may_drain.wait()
 
-    server, serving = await serve(slow, drain)
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        old = channel.unary_stream(METHOD)(b"")
-        assert await old.read() == b"hello"
-        server.request_stop()
+    async with serving(slow, drain) as it:
+        it.server.request_stop()
         await draining.wait()
 
         async def refused() -> None:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_stream(METHOD)(b"").read()
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            with ends_with(grpc.StatusCode.UNAVAILABLE) as caught:
+                await it.channel.unary_stream(METHOD)(b"").read()
             assert from_rpc_error(caught.value).message == "the test is stopping"
             assert caught.value.trailing_metadata()
 
@@ -156,46 +137,19 @@ async def test_new_calls_are_refused_while_draining() -> None:
         may_drain.set()
         for _ in range(20):
             await refused()
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        answer = await health_pb2_grpc.HealthStub(it.channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
         slow.may_end.set()
-        assert await old.read() == b"goodbye"
-        assert await old.read() is grpc.aio.EOF
-        await asyncio.wait_for(serving, HANG)
-
-
-async def test_a_worker_with_a_dead_engine_hangs_up_at_once() -> None:
-    """Its coordinator must not wait for the draining of a worker that can do nothing."""
-    server, serving = await serve(Slow())
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        call = channel.unary_stream(METHOD)(b"")
-        assert await call.read() == b"hello"
-        server.abandon()
-        with pytest.raises(grpc.aio.AioRpcError):
-            await call.read()
-        await asyncio.wait_for(serving, HANG)
-    assert server.abandoned
-
-
-@contextlib.contextmanager
-def piped(program: str, how: str) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
-    """A process with its standard input and output, gone when the block ends."""
-    command = [sys.executable, "-P", "-c", program, how]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            assert child.stdin
-            assert child.stdout
-            yield child, child.stdin, child.stdout
-        finally:
-            child.kill()
+        assert await it.call.read() == b"goodbye"
+        assert await it.call.read() is grpc.aio.EOF
 
 
 @pytest.mark.parametrize("when", ["with its parent", "by itself"])
 def test_a_child_may_end_with_its_parents_pipe(when: str) -> None:
     """The pipe closes however the supervisor ends."""
-    with piped(CHILD, when) as (child, pipe, output):
-        assert json.loads(output.readline())["event"] == "ready"
-        pipe.close()
+    with running(CHILD, when) as child:
+        assert json.loads(child.stdout.readline())["event"] == "ready"
+        child.stdin.close()
         if when == "by itself":
             # One that ended wrongly would have by then: nothing runs that it could wait for.
             with pytest.raises(subprocess.TimeoutExpired):
@@ -204,10 +158,10 @@ def test_a_child_may_end_with_its_parents_pipe(when: str) -> None:
         assert child.wait(HANG) == 0
 
 
-@pytest.mark.parametrize("how", ["worker", "coordinator"])
-def test_a_loading_process_ends_with_its_parent(how: str) -> None:
+@pytest.mark.parametrize("role", ["target", "coordinator"])
+def test_a_loading_process_ends_with_its_parent(role: str) -> None:
     """Loading may take minutes, and loaded weights keep a device's memory."""
-    with piped(LOADING, how) as (child, pipe, output):
-        assert output.readline() == "loading\n"
-        pipe.close()
+    with running(LOADING, role, "default_int_handler", "with its parent") as child:
+        assert child.stdout.readline() == "loading\n"
+        child.stdin.close()
         assert child.wait(HANG) == 1

@@ -46,6 +46,7 @@ def test_sampled_speculation_is_coherent_and_reported(oracle: Oracle, client: Cl
             timeout=HANG,
         )
         check_report(result, 4)
+        assert min(result.timings.target, result.timings.draft) > 0
         drafted += result.speculative_decoding.num_draft_tokens
         assert 0 <= result.speculative_decoding.draft_acceptance_rate <= 1
         assert (result.seed, result.acceptance.value) == (seed, mode)
@@ -57,20 +58,6 @@ def test_sampled_speculation_is_coherent_and_reported(oracle: Oracle, client: Cl
     assert drafted > 0
     # Coherent: no more surprising to the target than its own samples, whose surprise is its entropy.
     assert surprise / 192 == pytest.approx(entropy / 192, abs=0.5)
-
-
-def test_acceptance_is_reported_for_an_agreeing_draft(oracle: Oracle, client: Client) -> None:
-    result = client.generate(
-        oracle.encode(SOURCE)[:60],
-        {"temperature": 0, "max_tokens": 64, "ignore_eos": True},
-        speculation={"num_speculative_tokens": 4},
-        timeout=HANG,
-    )
-    check_report(result, 4)
-    assert result.speculative_decoding.num_accepted_draft_tokens > 0
-    assert result.speculative_decoding.num_rounds < 64
-    assert result.timings.target > 0
-    assert result.timings.draft > 0
 
 
 def mixed_requests(oracle: Oracle) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:

@@ -13,6 +13,7 @@ from paceline.client import Client, GenerationResult
 
 KS = (0, 5)
 LENGTH = 40
+SAMPLING: dict[str, Any] = {"temperature": 0.0, "max_tokens": LENGTH, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def free(oracle: Oracle, client: Client, prompt: Ids) -> GenerationResult:
 
 
 def generate(client: Client, prompt: Ids, k: int, **sampling: Any) -> GenerationResult:
-    parameters = {"temperature": 0.0, "max_tokens": LENGTH, "ignore_eos": True} | sampling
+    parameters = SAMPLING | sampling
     return client.generate(prompt, parameters, speculation={"num_speculative_tokens": k}, timeout=HANG)
 
 
@@ -54,13 +55,19 @@ def stop_across_a_border(oracle: Oracle, prompt: Ids, free: GenerationResult) ->
 def test_a_stop_string_across_token_borders_ends_the_text(
     oracle: Oracle, client: Client, prompt: Ids, free: GenerationResult, k: int, include: bool
 ) -> None:
+    """No chunk shows a part of what is cut off."""
     stop, count = stop_across_a_border(oracle, prompt, free)
-    result = generate(client, prompt, k, stop=[stop], include_stop_str_in_output=include)
+    text = free.text[: free.text.find(stop) + (len(stop) if include else 0)]
+    parameters = {**SAMPLING, "stop": [stop], "include_stop_str_in_output": include}
+    shown = ""
+    stream = client.stream(prompt, parameters, speculation={"num_speculative_tokens": k}, timeout=HANG)
+    for chunk in stream:
+        shown += chunk.text
+        assert text.startswith(shown)
+    result = stream.result
     assert (result.finish_reason, result.stop_reason) == ("stop", stop)
-    at = free.text.find(stop)
-    assert result.text == free.text[: at + (len(stop) if include else 0)]
-    assert result.token_ids == free.token_ids[: len(result.token_ids)]
-    assert len(result.token_ids) == count
+    assert shown == result.text == text
+    assert result.token_ids == free.token_ids[:count]
 
 
 @pytest.mark.parametrize("k", KS)
@@ -72,21 +79,6 @@ def test_an_incomplete_stop_string_is_shown_as_text(
     result = generate(client, prompt, k, stop=[almost, free.text[2:6] + "\x00"])
     assert result.text == free.text
     assert (result.finish_reason, result.stop_reason) == ("length", None)
-
-
-@pytest.mark.parametrize("k", KS)
-def test_chunks_never_show_a_part_of_a_stop_string(
-    oracle: Oracle, client: Client, prompt: Ids, free: GenerationResult, k: int
-) -> None:
-    stop, _ = stop_across_a_border(oracle, prompt, free)
-    shown = ""
-    parameters = {"temperature": 0.0, "max_tokens": LENGTH, "ignore_eos": True, "stop": stop}
-    stream = client.stream(prompt, parameters, speculation={"num_speculative_tokens": k}, timeout=HANG)
-    for chunk in stream:
-        shown += chunk.text
-        assert free.text[: free.text.find(stop)].startswith(shown)
-    assert stream.result is not None
-    assert shown == stream.result.text == free.text[: free.text.find(stop)]
 
 
 @pytest.mark.parametrize("k", KS)

@@ -14,12 +14,13 @@ import pytest
 from harness.commands import Done, command
 from harness.oracle import Ids, Oracle
 from harness.prompts import SOURCE
+from harness.refusals import refused
 from harness.stacks import RunningStack, own_coordinator, together
 from harness.waiting import HANG
 from harness.web import Http, connect
 from pydantic import BaseModel, Field
 
-from paceline.client import Client, GenerationResult, InvalidArgumentError, StructuredOutputs
+from paceline.client import Client, GenerationResult, StructuredOutputs
 
 KS: tuple[Any, ...] = (0, 2, 5, "auto")
 SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
@@ -178,9 +179,7 @@ def test_structured_log_probabilities_are_the_models_own(client: Client, prompt:
     """Raw, as always: those of a request without a structure, and finite."""
     free = client.generate(prompt, {"max_tokens": 1, "temperature": 0, "logprobs": 3}, timeout=HANG)
     result = generate(client, prompt, "choice", 3, temperature=0, logprobs=3)
-    assert result.logprobs is not None
     first = result.logprobs[0]
-    assert free.logprobs is not None
     both = first.keys() & free.logprobs[0].keys()
     assert len(both) >= 3
     for token in both:
@@ -204,9 +203,8 @@ def test_an_unsupported_structure_is_refused(
 ) -> None:
     sampling = {"max_tokens": 5, "structured_outputs": structure}
     for _ in range(2):
-        with pytest.raises(InvalidArgumentError) as caught:
+        with refused(field):
             stack.client.generate(prompt, sampling, timeout=HANG)
-        assert caught.value.field == field
     stack.good_request()
 
 
@@ -278,7 +276,7 @@ def test_http_completions_accept_both_structure_forms(http: Http) -> None:
 def test_a_bad_schema_is_refused_by_field_and_status(http: Http) -> None:
     bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "thing"}}}
     with pytest.raises(openai.BadRequestError) as caught:
-        http.openai.completions.create(model=http.model, prompt="x", extra_body={"response_format": bad})
+        http.complete("x", extra_body={"response_format": bad})
     assert caught.value.param == "response_format.json_schema.schema"
 
 
@@ -300,9 +298,8 @@ def test_openais_client_parses_a_chat_into_a_pydantic_model(
             parsed = answer.choices[0].message.parsed
             assert isinstance(parsed, Answer)
             assert re.fullmatch("[a-z]{1,8}", parsed.word)
-            loose = chat.openai.chat.completions.create(
-                model=chat.model,
-                messages=[{"role": "user", "content": "A number?"}],
+            loose = chat.chat(
+                [{"role": "user", "content": "A number?"}],
                 response_format={"type": "json_object"},
                 max_tokens=20,
                 temperature=0,

@@ -8,9 +8,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
-    ProtoReflectionDescriptorDatabase,
-)
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from harness.oracle import Oracle
 from harness.pair import Pair
 from harness.prompts import SOURCE
@@ -82,12 +80,16 @@ def _code_of_an_empty_call(channel: grpc.Channel, method: MethodDescriptor) -> g
     return grpc.StatusCode.OK
 
 
+def test_http_can_be_switched_off(switched: RunningStack) -> None:
+    assert switched.stack.http_address in (None, "")
+    assert switched.client.status().coordinator.http_address == ""
+
+
 def test_without_prefix_cache_nothing_is_looked_up(switched: RunningStack, oracle: Oracle) -> None:
     prompt = oracle.encode(SOURCE * 3)[:300]
     for _ in range(2):
         switched.client.generate(prompt, {"max_tokens": 4}, timeout=HANG)
     for role in ("target", "draft"):
         info = switched.worker(role).info
-        assert info is not None
         assert (info.cache.prefix_cache_queries, info.cache.prefix_cache_hits) == (0, 0)
     switched.check_pools_whole()

@@ -8,7 +8,6 @@ Recorded from the raw stub, so that nothing the SDK checks or hides stands betwe
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -153,9 +152,3 @@ class Recording:
         self._thread.join(HANG)
         self._channel.close()
         return self.history
-
-    def cancel(self) -> None:
-        """The client goes away."""
-        self._call.cancel()
-        with contextlib.suppress(AssertionError):
-            self.result()

@@ -146,12 +146,7 @@ class Oracle:
 
     @torch.inference_mode()
     def distribution(
-        self,
-        prompts: Sequence[Ids],
-        *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
+        self, prompts: Sequence[Ids], *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
     ) -> torch.Tensor:
         """float64 [N, V]: the exact distribution of the next token, by transformers' own warpers.
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from paceline import assets
 
 
@@ -60,33 +62,23 @@ def make_random_pair(folder: Path) -> Pair:
     return pair
 
 
-def write_byte_tokenizer(folder: Path, end_of_text: str = "<|endoftext|>") -> None:
-    """256 bytes, no merges, and one special token."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
+def byte_tokenizer() -> Tokenizer:
+    """256 tokens of a byte each, no merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def write_byte_tokenizer(folder: Path, end_of_text: str = "<|endoftext|>") -> None:
+    """256 bytes and one special token."""
+    from transformers import PreTrainedTokenizerFast
+
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=byte_tokenizer(),
         bos_token=end_of_text,
         eos_token=end_of_text,
         clean_up_tokenization_spaces=False,
     )
     fast.save_pretrained(folder)
-
-
-def copy_with_changes(source: Path, folder: Path, **generation_config: object) -> Path:
-    """The same checkpoint (weights linked) with other settings in generation_config.json."""
-    import json
-
-    folder.mkdir(parents=True)
-    for file in source.iterdir():
-        (folder / file.name).symlink_to(file.resolve())
-    config = folder / "generation_config.json"
-    values = json.loads(config.read_text()) if config.exists() else {}
-    config.unlink(missing_ok=True)
-    config.write_text(json.dumps(values | generation_config))
-    return folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import re
 import shlex
 import subprocess
@@ -135,8 +134,3 @@ def docker_run(words: Sequence[str]) -> None:
 def python_module(words: Sequence[str]) -> None:
     """The module is there."""
     assert importlib.util.find_spec(words[0]) is not None, words[0]
-
-
-def json_text(text: str) -> None:
-    """An example of JSON; `…` may stand in it for any text or value."""
-    json.loads(re.sub(r"(?<=[\[{,:\s])…", "null", text))

@@ -30,14 +30,24 @@ class Asked:
     whole: GenerationResult
 
 
+SAMPLINGS: Sequence[Mapping[str, Any]] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_p": 0.95},
+    {
+        "temperature": 0.8,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.3,
+        "logprobs": 1,
+        "min_tokens": 70,
+    },
+)
+
+
 def undisturbed(stack: RunningStack, count: int) -> Sequence[Asked]:
-    """So many different requests, greedy and sampled by turns, and their answers."""
-    requests: list[tuple[str, dict[str, Any]]] = [
-        (
-            f"import os\n\n\ndef function_{i}(",
-            {"max_tokens": LENGTH, "ignore_eos": True, "temperature": float(i % 2), "seed": i},
-        )
-        for i in range(count)
+    """So many different requests, of each sampling by turns, and their answers."""
+    common = {"max_tokens": LENGTH, "ignore_eos": True}
+    requests = [
+        (f"import os\n\n\ndef function_{i}(", {**common, **SAMPLINGS[i % 3], "seed": i}) for i in range(count)
     ]
     wholes = together(
         [lambda r=r: stack.client.generate(*r, timeout=HANG) for r in requests],  # type: ignore[misc]
@@ -83,6 +93,7 @@ def _outcome(reading: Reading, asked: Asked) -> str:
         print(f"broken: {error}")
         told = str(error)
         return "doubled" if "again" in told or "twice" in told else "lost" if "gap" in told else "different"
-    text = "".join(chunk.text for chunk in reading.chunks)
-    same = (result.token_ids, result.text, text) == (asked.whole.token_ids, *[asked.whole.text] * 2)
-    return "sound" if same and result.usage == asked.whole.usage else "different"
+    whole, text = asked.whole, "".join(chunk.text for chunk in reading.chunks)
+    got = (result.token_ids, result.text, text, result.usage, *map(list, result.logprobs or ()))
+    same = got == (whole.token_ids, whole.text, whole.text, whole.usage, *map(list, whole.logprobs or ()))
+    return "sound" if same else "different"

@@ -20,15 +20,7 @@ from harness.waiting import HANG, until
 from paceline.client import Client, GenerationResult, WorkerState, WorkerStatus
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig
 from paceline.core.errors import UnavailableError
-from paceline.supervisor import (
-    ChildSpec,
-    Stack,
-    StackConfig,
-    Supervisor,
-    arguments,
-    discard,
-    serve_stack,
-)
+from paceline.supervisor import ChildSpec, Stack, StackConfig, Supervisor, arguments, discard, serve_stack
 from paceline.supervisor.stack import PROGRAM
 from paceline.v1 import generation_pb2_grpc
 
@@ -163,10 +155,7 @@ def running_stack(pair: Pair, **changes: Any) -> Iterator[RunningStack]:
     """A stack of one's own; every process of it has ended when the block has."""
     log = Log()
     config = stack_config(pair, **changes)
-    with (
-        serve_stack(config, sink=log) as stack,
-        Client(stack.address) as client,
-    ):
+    with serve_stack(config, sink=log) as stack, Client(stack.address) as client:
         yield RunningStack(stack, client, log, pair)
 
 

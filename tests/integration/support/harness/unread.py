@@ -7,8 +7,8 @@ from collections.abc import Callable
 from harness.waiting import until
 from paceline.core.limits import MAX_UNREAD_TOKENS
 
-NARROW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
-"""Options of a channel with a small window."""
+NARROW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16_384))
+"""Options of a channel with a window of a dozen messages: each of a smaller one would be waited for."""
 
 
 def until_it_stands_still(generated: Callable[[], float]) -> float:

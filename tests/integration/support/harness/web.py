@@ -26,6 +26,14 @@ class Http:
     def post(self, path: str, values: Any) -> httpx2.Response:
         return httpx2.post(self.url + path, json=values, timeout=HANG)
 
+    def complete(self, prompt: Any = "def main():", **values: Any) -> Any:
+        """A completion by OpenAI's client."""
+        return self.openai.completions.create(model=self.model, prompt=prompt, **values)
+
+    def chat(self, messages: Any, **values: Any) -> Any:
+        """A chat completion by OpenAI's client."""
+        return self.openai.chat.completions.create(model=self.model, messages=messages, **values)
+
     def total(self, metric: str, label: str = "") -> float:
         """The sum of a metric's samples with this label; without one, whatever their labels."""
         lines = self.get("/metrics").text.splitlines()

@@ -173,35 +173,25 @@ class Seq:
         self, proposal: Sequence[int] | Proposal = (), *, tail: int | None = None, **changes: Any
     ) -> VerifyRound:
         """The command of the next round; `tail` counts ledger tokens to send (None: those not sent yet)."""
-        self.round += 1
-        start = self.known if tail is None else len(self.ledger) - tail
         if not isinstance(proposal, Proposal):
             proposal = Proposal(tuple(proposal))
-        values = {
-            "sequence_id": self.id,
-            "epoch": self.epoch,
-            "round": self.round,
-            "base_length": len(self.ledger),
-            "committed_tail": tuple(self.ledger[start:]),
-            "proposal": proposal,
-        }
-        self.known = len(self.ledger)
-        return VerifyRound(**(values | changes))
+        return VerifyRound(**{**self._next(tail), "proposal": proposal, **changes})
 
     def draft(self, k: int, *, tail: int | None = None, **changes: Any) -> DraftRound:
-        """The command of the next round."""
+        """The same for a draft worker."""
+        return DraftRound(**{**self._next(tail), "num_draft_tokens": k, **changes})
+
+    def _next(self, tail: int | None) -> dict[str, Any]:
         self.round += 1
         start = self.known if tail is None else len(self.ledger) - tail
-        values = {
+        self.known = len(self.ledger)
+        return {
             "sequence_id": self.id,
             "epoch": self.epoch,
             "round": self.round,
             "base_length": len(self.ledger),
             "committed_tail": tuple(self.ledger[start:]),
-            "num_draft_tokens": k,
         }
-        self.known = len(self.ledger)
-        return DraftRound(**(values | changes))
 
     def step(self, proposal: Sequence[int] | Proposal = ()) -> Any:
         """One round with its verdict taken into the ledger, which the target knows as well."""
@@ -294,23 +284,20 @@ class Proxy:
         self.stop()
 
 
-class _TargetFace(target_pb2_grpc.TargetServiceServicer):
+class _Face:
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
 
     def GetWorkerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
         return self._proxy.info(request)
 
-    def Verify(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+    def _carry(self, request_iterator: Any, context: Any) -> Any:
         return self._proxy.carry(request_iterator, context)
 
 
-class _DraftFace(draft_pb2_grpc.DraftServiceServicer):
-    def __init__(self, proxy: Proxy) -> None:
-        self._proxy = proxy
+class _TargetFace(_Face, target_pb2_grpc.TargetServiceServicer):
+    Verify = _Face._carry
 
-    def GetWorkerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return self._proxy.info(request)
 
-    def Draft(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
-        return self._proxy.carry(request_iterator, context)
+class _DraftFace(_Face, draft_pb2_grpc.DraftServiceServicer):
+    Draft = _Face._carry
