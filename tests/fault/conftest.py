@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from harness.oracle import Ids, Oracle
     from harness.pair import Pair
     from harness.stacks import RunningStack
 
@@ -32,3 +33,11 @@ def all_ready(faulty: RunningStack) -> Iterator[None]:
     yield
     faulty.wait_until_ready()
     faulty.check_pools_whole()
+
+
+@pytest.fixture(scope="session")
+def prompt(oracle: Oracle) -> Ids:
+    """Of 48 tokens."""
+    from harness.prompts import SOURCE
+
+    return oracle.encode(SOURCE)[:48]

@@ -20,17 +20,13 @@ from paceline.core.messages import DraftProposal, DraftRound, RoundVerdict, Veri
 from paceline.core.types import Proposal
 from paceline.rpc.streams import frames
 from tests.fault.bombs.frames import FRAMES
+from tests.fault.streams import memory
 
 METHODS = {"target": "/paceline.v1.TargetService/Verify", "draft": "/paceline.v1.DraftService/Draft"}
 PROMPT = [5, 6, 7]
 MOST = 2**30
 """Bytes. A frame of 32 MiB holds 16 million commands of two bytes, and each is an object when it is read."""
 ANSWERS = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
-
-
-def memory(pid: int, name: str) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split(f"{name}:")[1].split()[0]) * 1024
 
 
 def one_round(line: Line, sequence: Seq) -> None:

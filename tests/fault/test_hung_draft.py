@@ -7,28 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from harness.history import Recording, validate
+from harness.history import validate
 from harness.mid_stream import mid_stream
-from harness.oracle import Ids, Oracle
+from harness.oracle import Ids
 from harness.pair import Pair
-from harness.prompts import SOURCE
-from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker
-from harness.waiting import HANG, until
+from harness.stacks import RunningStack, own_coordinator, own_worker
+from harness.waiting import until
 from harness.wire import Proxy
 
 from paceline.core.messages import DraftProposal, DraftRound
-
-GREEDY: Mapping[str, Any] = {"temperature": 0.0}
-COUPLED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 77}
-LENGTH = 200
-"""Long enough that a fault hits it in the middle."""
-DRAFT_TIMEOUT = 2.0
-"""Seconds: more than a busy machine keeps the sound one from answering."""
-
-
-@pytest.fixture(scope="module")
-def prompt(oracle: Oracle) -> Ids:
-    return oracle.encode(SOURCE)[:48]
+from tests.fault.streams import COUPLED, DRAFT_TIMEOUT, GREEDY, record, without_fault
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +24,6 @@ def second_draft(pair_paths: Pair) -> Iterator[str]:
     """The address of a draft worker beside the stack's own."""
     with own_worker("draft", pair_paths.draft) as address:
         yield address
-
-
-def start(own: OwnCoordinator, prompt: Ids, sampling: Mapping[str, Any], length: int = LENGTH) -> Recording:
-    parameters = {"max_tokens": length, "ignore_eos": True, **sampling}
-    # Nothing is copied from the text, so that every round asks the draft.
-    return Recording(own.address, prompt, parameters, {"num_speculative_tokens": 4, "prompt_lookup": False})
-
-
-def without_fault(stack: RunningStack, prompt: Ids, sampling: Mapping[str, Any]) -> Ids:
-    parameters = {"max_tokens": LENGTH, "ignore_eos": True, **sampling}
-    speculation = {"num_speculative_tokens": 0}
-    return stack.client.generate(prompt, parameters, speculation=speculation, timeout=HANG).token_ids
 
 
 def proposals(proxy: Proxy) -> int:
@@ -70,7 +46,7 @@ def test_a_stopped_drafts_sequences_move_to_another(
         own_coordinator(faulty.pair, targets, [stopped, sound.address], draft_timeout=DRAFT_TIMEOUT) as own,
     ):
         try:
-            with mid_stream(faulty, lambda: [start(own, prompt, sampling)], 20) as (stream,):
+            with mid_stream(faulty, lambda: [record(own, prompt, sampling)], 20) as (stream,):
                 assert rounds_asked(sound) == 0
                 faulty.stack.kill("draft", signal.SIGSTOP)
             history = stream.result()
@@ -81,7 +57,7 @@ def test_a_stopped_drafts_sequences_move_to_another(
             what = history.finished.speculative_decoding
             assert what.num_rounds - what.num_spec_steps < what.num_spec_steps
             # It is not ready before its engine answers, so nobody new waits for it.
-            validate(start(own, prompt, sampling, 20).result(), expected[:20])
+            validate(record(own, prompt, sampling, length=20).result(), expected[:20])
         finally:
             faulty.stack.kill("draft", signal.SIGCONT)
 
@@ -100,17 +76,17 @@ def test_a_silent_draft_gets_trial_sequences_only(
         ) as own,
     ):
         mute.mangle = lambda _: None
-        validate(start(own, prompt, GREEDY).result(), expected)
+        validate(record(own, prompt, GREEDY).result(), expected)
         assert proposals(sound) > 0
         until(lambda: len(own.log.find(f"{mute.address} is ready")) > 1, "the link of the mute one ready")
         # One request after the other goes to the one that answers.
         asked = rounds_asked(mute)
         for _ in range(2):
-            validate(start(own, prompt, GREEDY, 20).result(), expected[:20])
+            validate(record(own, prompt, GREEDY, length=20).result(), expected[:20])
         assert rounds_asked(mute) == asked
         # Of two at a time one tries the other draft, and finds that it answers again.
         mute.mangle = lambda frame: frame
-        streams = [start(own, prompt, GREEDY) for _ in range(2)]
+        streams = [record(own, prompt, GREEDY) for _ in range(2)]
         for stream in streams:
             validate(stream.result(), expected)
         assert proposals(mute) > 0

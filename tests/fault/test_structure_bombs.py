@@ -23,6 +23,7 @@ from paceline.core.messages import OpenSequence, SequenceFailed
 from paceline.core.security.keyfile import write_keys
 from paceline.core.security.keys import ApiKey, KeyRing, digest
 from tests.fault.bombs.structures import BOMBS, bomb
+from tests.fault.streams import memory
 
 PROMPT = [5, 6, 7]
 SECONDS_EACH = 2 * limits.MAX_STRUCTURE_SECONDS
@@ -61,12 +62,6 @@ def seconds_of(pid: int) -> float:
     return sum(sum(map(int, fields(each)[11:15])) for each in (pid, *descendants(pid))) / TICKS
 
 
-def resident(pid: int) -> int:
-    """The most memory that a process had, in bytes."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
 def field_refused(client: Client, sampling: dict[str, Any]) -> str | None:
     """What an InvalidArgumentError names; None if the request is served."""
     try:
@@ -83,7 +78,7 @@ def test_a_structure_bomb_stays_within_its_limits(faulty: RunningStack, name: st
     roles = ("coordinator", "target", "draft")
     pids = [faulty.stack.pid(role) for role in roles]
     faulty.client.generate(PROMPT, {"max_tokens": 2, "structured_outputs": {"regex": "[ab]+"}}, timeout=HANG)
-    before = [(seconds_of(pid), resident(pid)) for pid in pids]
+    before = [(seconds_of(pid), memory(pid, "VmHWM")) for pid in pids]
     sampling = {"max_tokens": 2, "seed": 1, "structured_outputs": bomb(name)}
     with faulty.client.stream(PROMPT, {"max_tokens": 400, "ignore_eos": True, "seed": 2}) as other:
         next(iter(other))
@@ -92,7 +87,7 @@ def test_a_structure_bomb_stays_within_its_limits(faulty: RunningStack, name: st
     used, _ = before[0]
     assert seconds_of(pids[0]) - used < SECONDS_EACH + 1.0, "with what a stream of 400 tokens takes"
     for pid, (_, most) in zip(pids, before, strict=True):
-        assert resident(pid) - most < limits.MAX_STRUCTURE_BYTES
+        assert memory(pid, "VmHWM") - most < limits.MAX_STRUCTURE_BYTES
     assert [faulty.stack.pid(role) for role in roles] == pids
     faulty.good_request()
 
@@ -103,7 +98,7 @@ def guarded(faulty: RunningStack, tmp_path: Path) -> Iterator[OwnCoordinator]:
     file = tmp_path / "keys.json"
     write_keys(file, KeyRing(ApiKey(name=name, sha256=digest(token)) for name, token in KEYS.items()))
     target = faulty.stack.address_of("target")
-    with own_coordinator(faulty.pair, [target], api_keys=str(file)) as own:
+    with own_coordinator(faulty.pair, [target], api_keys=str(file), drain_timeout=1.0) as own:
         yield own
 
 
@@ -117,7 +112,6 @@ def test_a_tenants_structure_waits_for_at_most_one_other(guarded: OwnCoordinator
         bob.generate(PROMPT, {"max_tokens": 2, "structured_outputs": {"regex": "[ab]+"}}, timeout=HANG)
         asked = [threads.submit(mallory.generate, PROMPT, slow(n), timeout=HANG) for n in range(16)]
         coordinator = guarded.supervisor.status("coordinator").pid
-        assert coordinator is not None
         until(lambda: len(descendants(coordinator)) > 1, "the first being compiled")
         answered = sum(each.done() for each in asked)
         bob.generate(PROMPT, {"max_tokens": 2, "structured_outputs": {"regex": "[bc]+"}}, timeout=HANG)
@@ -132,11 +126,7 @@ def test_a_tenants_structure_waits_for_at_most_one_other(guarded: OwnCoordinator
 
 def test_a_compiling_coordinator_can_be_stopped(guarded: OwnCoordinator) -> None:
     pid = guarded.supervisor.status("coordinator").pid
-    assert pid is not None
-    with (
-        Client(guarded.address, api_key=KEYS["mallory"]) as mallory,
-        ThreadPoolExecutor(40) as threads,
-    ):
+    with Client(guarded.address, api_key=KEYS["mallory"]) as mallory, ThreadPoolExecutor(40) as threads:
         asked = [threads.submit(mallory.generate, PROMPT, slow(n), timeout=HANG) for n in range(40)]
         until(lambda: len(descendants(pid)) > 1, "the first being compiled")
         below = descendants(pid)
@@ -166,6 +156,5 @@ def test_a_worker_refuses_a_structure_bomb_and_goes_on(faulty: RunningStack, rol
                 break
             rounds += 1
         assert event.sequence_id == "bomb"
-        assert isinstance(event.error, InvalidArgumentError)
         assert event.error.field == "structured_outputs.grammar"
         assert rounds > 0

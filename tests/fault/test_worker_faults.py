@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 
-import pytest
-from harness.history import History, Recording, validate
+from harness.history import History, validate
 from harness.mid_stream import failovers, mid_stream
 from harness.oracle import Ids, Oracle
 from harness.prompts import SOURCE
-from harness.stacks import OwnCoordinator, RunningStack, own_coordinator
+from harness.stacks import RunningStack, own_coordinator
 from harness.waiting import HANG, until
 from harness.wire import Mangle, Proxy
 
 from paceline.client import Client, WorkerState
 from paceline.core.errors import DeadlineExceededError, UnavailableError
-from paceline.v1 import draft_pb2
-
-GREEDY: Mapping[str, Any] = {"temperature": 0.0}
-COUPLED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 77}
-PENALISED: Mapping[str, Any] = {
-    "temperature": 0.8,
-    "seed": 78,
-    "repetition_penalty": 1.1,
-    "presence_penalty": 0.3,
-}
-LENGTH = 200
-"""Long enough that a fault hits it in the middle."""
-DRAFT_TIMEOUT = 2.0
-"""Seconds: more than a busy machine keeps a sound draft from answering."""
-
-
-@pytest.fixture(scope="module")
-def prompt(oracle: Oracle) -> Ids:
-    return oracle.encode(SOURCE)[:48]
-
-
-def record(
-    stack: RunningStack | OwnCoordinator,
-    prompt: Ids,
-    sampling: Mapping[str, Any],
-    k: int = 4,
-    length: int = LENGTH,
-) -> Recording:
-    parameters = {"max_tokens": length, "ignore_eos": True, **sampling}
-    # Nothing is copied from the text: what is drafted is the draft worker's.
-    return Recording(stack.address, prompt, parameters, {"num_speculative_tokens": k, "prompt_lookup": False})
-
-
-def without_fault(stack: RunningStack, prompt: Ids, sampling: Mapping[str, Any], length: int = LENGTH) -> Ids:
-    parameters = {"max_tokens": length, "ignore_eos": True, **sampling}
-    speculation = {"num_speculative_tokens": 0}
-    return stack.client.generate(prompt, parameters, speculation=speculation, timeout=HANG).token_ids
+from paceline.v1 import common_pb2, draft_pb2
+from tests.fault.streams import (
+    COUPLED,
+    DRAFT_TIMEOUT,
+    GREEDY,
+    ITEMS,
+    PENALISED,
+    SAMPLINGS,
+    STRUCTURED,
+    record,
+    without_fault,
+)
 
 
 def rounds_without_proposal(history: History) -> int:
@@ -64,45 +38,28 @@ def rounds_without_proposal(history: History) -> int:
 # ---- the draft worker --------------------------------------------------------------------------------
 
 
-def test_a_killed_draft_worker_costs_no_token(faulty: RunningStack, prompt: Ids) -> None:
-    """SIGKILL in mid-stream, greedy and sampled at once; drafting resumes when it is back."""
-    samplings = (GREEDY, COUPLED, PENALISED)
-    expected = [without_fault(faulty, prompt, s) for s in samplings]
-    lost = failovers(faulty, "draft")
-    with mid_stream(faulty, lambda: [record(faulty, prompt, s) for s in samplings], 30) as streams:
-        killed = faulty.stack.kill("draft", signal.SIGKILL)
-    for stream, tokens in zip(streams, expected, strict=True):
-        validate(stream.result(), tokens)
-    assert failovers(faulty, "draft") > lost
-    faulty.stack.wait_for_restart("draft", after=killed, timeout=HANG)
-    faulty.wait_for_worker("draft")
-    history = record(faulty, prompt, GREEDY, length=40).result()
-    validate(history, expected[0][:40])
-    assert history.finished.speculative_decoding.num_draft_tokens > 0
-
-
-def test_killing_the_draft_changes_no_token_for_any_k(
-    faulty: RunningStack, prompt: Ids, oracle: Oracle
-) -> None:
-    """Drafter invariance: one seed, K of 0, 2 and 5, sixteen others, and the draft dies in the middle."""
-    expected = without_fault(faulty, prompt, COUPLED, 100)
-    for k in (2, 5):
-        validate(record(faulty, prompt, COUPLED, k, 100).result(), expected)
-    crowd = [
-        record(faulty, oracle.encode(SOURCE)[i : 40 + 3 * i], {**PENALISED, "seed": i}, k=i % 6, length=60)
-        for i in range(16)
-    ]
+def test_a_killed_draft_worker_costs_no_token(faulty: RunningStack, prompt: Ids, oracle: Oracle) -> None:
+    """SIGKILL in mid-stream, for every K and sampling at once; drafting resumes when it is back."""
+    asked = [("greedy", 4), *(("coupled", k) for k in (0, 2, 5)), ("penalised", 4), ("structured", 4)]
+    expected = {name: without_fault(faulty, prompt, each) for name, each in SAMPLINGS.items()}
+    ids = oracle.encode(SOURCE)
+    crowd = [record(faulty, ids[i : 40 + 3 * i], {**PENALISED, "seed": i}, i % 6, 60) for i in range(16)]
     lost = failovers(faulty, "draft")
     with mid_stream(
-        faulty, lambda: [record(faulty, prompt, COUPLED, k, 100) for k in (0, 2, 5)], 20
+        faulty, lambda: [record(faulty, prompt, SAMPLINGS[s], k) for s, k in asked], 30
     ) as streams:
         killed = faulty.stack.kill("draft", signal.SIGKILL)
-    for stream in streams:
-        validate(stream.result(), expected)
+    for stream, (name, _) in zip(streams, asked, strict=True):
+        validate(stream.result(), expected[name])
+    assert len(json.loads(streams[-1].result().text)) == ITEMS
     for stream in crowd:
         validate(stream.result())
     assert failovers(faulty, "draft") > lost
     faulty.stack.wait_for_restart("draft", after=killed, timeout=HANG)
+    faulty.wait_for_worker("draft")
+    history = record(faulty, prompt, GREEDY, length=40).result()
+    validate(history, expected["greedy"][:40])
+    assert history.finished.speculative_decoding.num_draft_tokens > 0
 
 
 def test_streams_go_on_without_a_stopped_draft(faulty: RunningStack, prompt: Ids) -> None:
@@ -133,10 +90,11 @@ def test_streams_go_on_without_a_stopped_draft(faulty: RunningStack, prompt: Ids
 
 
 def test_killing_the_target_changes_no_token(faulty: RunningStack, prompt: Ids) -> None:
-    """SIGKILL in mid-stream: after the restart a greedy and a sampled stream go on where they were."""
-    expected = [without_fault(faulty, prompt, sampling) for sampling in (GREEDY, COUPLED)]
+    """SIGKILL in mid-stream: after the restart all streams go on where they were."""
+    samplings = (GREEDY, COUPLED, STRUCTURED)
+    expected = [without_fault(faulty, prompt, sampling) for sampling in samplings]
     lost = failovers(faulty, "target")
-    with mid_stream(faulty, lambda: [record(faulty, prompt, s) for s in (GREEDY, COUPLED)], 40) as streams:
+    with mid_stream(faulty, lambda: [record(faulty, prompt, s) for s in samplings], 40) as streams:
         killed = faulty.stack.kill("target", signal.SIGKILL)
     faulty.stack.wait_for_restart("target", after=killed, timeout=HANG)
     for stream, tokens in zip(streams, expected, strict=True):
@@ -153,9 +111,9 @@ def test_eight_streams_survive_a_killed_target_worker(
         (ids[i : 40 + 7 * i], GREEDY if i % 2 else {**COUPLED, "seed": i}, (0, 2, 4, 8)[i % 4])
         for i in range(8)
     ]
-    expected = [without_fault(faulty, p, s, 120) for p, s, _ in asked]
+    expected = [without_fault(faulty, p, s, 60) for p, s, _ in asked]
     lost = failovers(faulty, "target")
-    with mid_stream(faulty, lambda: [record(faulty, p, s, k, 120) for p, s, k in asked], 15) as streams:
+    with mid_stream(faulty, lambda: [record(faulty, p, s, k, 60) for p, s, k in asked], 15) as streams:
         killed = {role: faulty.stack.kill(role, signal.SIGKILL) for role in ("target", "draft")}
     late = record(faulty, prompt, GREEDY, length=30)
     for role, pid in killed.items():
@@ -237,25 +195,23 @@ def test_sigterm_of_both_workers_costs_no_token(faulty: RunningStack, prompt: Id
 # ---- answers that make no sense ----------------------------------------------------------------------
 
 
-def lie_about_ids(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
-    for event in frame.events:
-        if event.HasField("proposal") and event.proposal.proposal.token_ids:
-            event.proposal.proposal.token_ids[0] = 4_000_000_000
-    return frame
+def send_distributions(proposal: common_pb2.Proposal) -> None:
+    for _ in proposal.token_ids:
+        proposal.distributions.add(token_ids=b"\x05\0\0\0", probabilities=b"\0\0\xc0\x7f")
 
 
-def propose_too_much(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
-    for event in frame.events:
-        if event.HasField("proposal"):
-            event.proposal.proposal.token_ids.extend([5] * 40)
-    return frame
+def guess_wrong(proposal: common_pb2.Proposal) -> None:
+    proposal.token_ids[:] = [(token + 1) % 200 for token in proposal.token_ids]
 
 
-def grow_a_tree(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
-    for event in frame.events:
-        if event.HasField("proposal"):
-            event.proposal.proposal.parents.extend([-1] * len(event.proposal.proposal.token_ids))
-    return frame
+PROPOSALS: dict[str, Callable[[common_pb2.Proposal], object]] = {
+    "ids that do not exist": lambda p: p.token_ids.__setitem__(slice(0, 1), [4_000_000_000]),
+    "too many tokens": lambda p: p.token_ids.extend([5] * 40),
+    "a tree": lambda p: p.parents.extend([-1] * len(p.token_ids)),
+    "NaN as probability": send_distributions,
+    "always wrong": guess_wrong,
+}
+"""Lies by what is proposed."""
 
 
 def name_another_round(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
@@ -265,43 +221,29 @@ def name_another_round(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftRespons
     return frame
 
 
-def send_distributions(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
-    for event in frame.events:
-        if event.HasField("proposal"):
-            for _ in event.proposal.proposal.token_ids:
-                event.proposal.proposal.distributions.add(
-                    token_ids=b"\x05\0\0\0", probabilities=b"\0\0\xc0\x7f"
-                )
-    return frame
-
-
 def answer_twice(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
     frame.events.extend(list(frame.events))
     return frame
 
 
-def swallow(frame: draft_pb2.DraftResponse) -> None:
-    return None
+def propose(change: Callable[[common_pb2.Proposal], object]) -> Mangle:
+    """Lie in every proposal."""
+
+    def lie(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
+        for event in frame.events:
+            if event.HasField("proposal"):
+                change(event.proposal.proposal)
+        return frame
+
+    return lie
 
 
-def guess_wrong(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
-    for event in frame.events:
-        if event.HasField("proposal"):
-            ids = event.proposal.proposal.token_ids
-            ids[:] = [(token + 1) % 200 for token in ids]
-    return frame
-
-
-LIES = (
-    lie_about_ids,
-    propose_too_much,
-    grow_a_tree,
-    name_another_round,
-    send_distributions,
-    answer_twice,
-    swallow,
-    guess_wrong,
-)
+LIES: dict[str, Mangle] = {
+    **{name: propose(change) for name, change in PROPOSALS.items()},
+    "another round": name_another_round,
+    "everything twice": answer_twice,
+    "nothing": lambda _frame: None,
+}
 
 
 class Liar:
@@ -321,7 +263,6 @@ class Liar:
 
 
 def test_a_draft_sending_nonsense_costs_speed_only(faulty: RunningStack, prompt: Ids) -> None:
-    """Ids that do not exist, too many of them, trees, other rounds, NaN, twice, never, always wrong."""
     samplings = (GREEDY, COUPLED)
     expected = [without_fault(faulty, prompt, s, 24) for s in samplings]
     with (
@@ -330,7 +271,7 @@ def test_a_draft_sending_nonsense_costs_speed_only(faulty: RunningStack, prompt:
             faulty.pair, [faulty.stack.address_of("target")], [draft.address], draft_timeout=DRAFT_TIMEOUT
         ) as own,
     ):
-        for lie in LIES:
+        for name, lie in LIES.items():
             # A lie may have cost the line, which is there again before the next one.
             until(lambda: all(w.state is WorkerState.READY for w in own.client.status().workers), "the draft")
             draft.mangle = liar = Liar(lie)
@@ -338,7 +279,7 @@ def test_a_draft_sending_nonsense_costs_speed_only(faulty: RunningStack, prompt:
             for stream, tokens in zip(streams, expected, strict=True):
                 validate(stream.result(), tokens)
             # On a busy machine the first proposal may be too late for all of this.
-            until(liar.has_lied, f"a proposal for {lie}", timeout=30.0)
+            until(liar.has_lied, f"a proposal for {name}", timeout=30.0)
         assert own.client.status().coordinator.failed_requests == 0
     # Of one that tells the truth proposals are taken, by whoever does not know it as a liar.
     with (

@@ -58,9 +58,7 @@ BOMBS: Final[Mapping[str, Mapping[str, Any]]] = {
     "nested bounds": {"regex": "(((a{0,100}b){0,100}c){0,100}d){0,100}"},
     "letters far back": {"regex": "(a|b)*a(a|b){3000}c"},
     "shared prefixes": {"regex": "|".join(f"{'a' * (i % 40)}[a-z]{{{i}}}.*{i}x.*" for i in range(1, 600))},
-    "huge enumeration": {
-        "json": {"enum": [f"{i:x}" * 6 for i in range(3000)]},
-    },
+    "huge enumeration": {"json": {"enum": [f"{i:x}" * 6 for i in range(3000)]}},
     "huge choice": {"choice": [f"{i:04d}{'x' * 56}" for i in range(1024)]},
     "long choice": {"choice": ["a" * 65_000]},
     "unicode classes": {"regex": r"(\p{L}|\p{N}|\p{S}){1,2000}[^\p{L}]{1,2000}\w{500}"},
