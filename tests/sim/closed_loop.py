@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.proposers.interface import Guess
 from coordinator.speculation.controller import Controller
-from coordinator.speculation.policy import GoodputPolicy, Policy, Verification
+from coordinator.speculation.policy import Policy, Verification
 
 MAX_K = 8
 
@@ -37,51 +36,6 @@ class Machine:
     contention: float = 1.0
     """How much longer a pass of either worker takes while the other one is busy."""
     noise: float = 0.1
-    drift: float = 0.0
-    """By how much it is slower, and faster, than that for seconds at a time."""
-    gusts: float = 0.0
-    """The same for tenths of a second, at random: the standard deviation of the logarithm."""
-    hit_rate: float = 0.0
-    """Share of verdicts that the draft foresaw, with few sequences."""
-
-
-QUICK = Machine(
-    target_step=1.7e-3,
-    target_sequence=6.5e-4,
-    target_row=3.5e-4,
-    draft_step=3e-4,
-    draft_sequence=8e-5,
-    wire=5e-4,
-    message=1.5e-4,
-    contention=1.3,
-)
-"""Steps are short, messages are not, and a draft token costs others a lot: hope is expensive."""
-
-
-GUST_SECONDS, GUST_STEP = 0.4, 0.05
-"""How long a gust lasts, as 0.2 of them were measured to on two virtual cores; and how it is stepped."""
-
-
-@dataclass
-class Gusts:
-    """The same for every policy that meets them: a function of the seed and the time."""
-
-    strength: float
-    seed: int
-    _path: list[float] = field(default_factory=lambda: [0.0])
-
-    def __post_init__(self) -> None:
-        self._rng = random.Random(self.seed + 1_000_003)
-
-    def at(self, now: float) -> float:
-        """How much longer everything takes."""
-        if not self.strength:
-            return 1.0
-        step, kept = int(now / GUST_STEP), math.exp(-GUST_STEP / GUST_SECONDS)
-        while len(self._path) <= step:
-            fresh = self._rng.gauss(0, self.strength * math.sqrt(1 - kept**2))
-            self._path.append(kept * self._path[-1] + fresh)
-        return math.exp(self._path[step])
 
 
 def constant(acceptance: float) -> Callable[[int, float], Callable[[int], float]]:
@@ -162,12 +116,10 @@ class ClosedLoop:
     concurrency: int
     acceptance: Callable[[int, float], Callable[[int], float]]
     """By the sequence's number and when it starts."""
-    num_draft: int | None = None
-    """None: the policy chooses."""
+    make: Callable[[Controller], Policy]
     tokens: int = 96
     prompt: int = 40
     seed: int = 0
-    make: Callable[[Controller], Policy] | None = None
     controller: Controller = field(default_factory=lambda: Controller(MAX_K))
     now: float = 0.0
     made: int = 0
@@ -175,7 +127,6 @@ class ClosedLoop:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.gusts = Gusts(self.machine.gusts, self.seed)
         self.calendar: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self.tie = itertools.count()
         self.numbers = itertools.count()
@@ -204,17 +155,10 @@ class ClosedLoop:
 
     def start(self) -> None:
         number = next(self.numbers)
-        policy: Policy
-        if self.make is not None:
-            policy = self.make(self.controller)
-        elif self.num_draft is None:
-            policy = GoodputPolicy(self.controller, MAX_K)
-        else:
-            policy = Always(self.num_draft)
         length = self.prompt
         # Lengths differ, so that sequences do not march in step.
         tokens = self.rng.randint(self.tokens // 2, 3 * self.tokens // 2)
-        self.begin(Job(policy, self.acceptance(number, self.now), tokens, length))
+        self.begin(Job(self.make(self.controller), self.acceptance(number, self.now), tokens, length))
 
     def begin(self, job: Job) -> None:
         k = 0 if job.first else self.choose(job)
@@ -227,11 +171,6 @@ class ClosedLoop:
         job.lacking = job.unread = job.length - job.drafted_to
         job.policy.on_draft_request(job.lacking)
         job.drafted_to = job.length
-        idle = self.concurrency <= 4 and job.lacking <= MAX_K + 1
-        if idle and self.rng.random() < self.machine.hit_rate:
-            job.policy.on_proposal(k, 0.0, job.lacking)
-            self.verify(job)
-            return
         job.sent_at, job.steps_left, job.prefill = self.now, k, 0.0
         self.hop(self.draft_arrives, job)
 
@@ -262,7 +201,6 @@ class ClosedLoop:
 
     def noisy(self, seconds: float, other_busy: bool) -> float:
         slower = self.machine.contention if other_busy else 1.0
-        slower *= (1 + self.machine.drift) ** math.sin(self.now) * self.gusts.at(self.now)
         return seconds * slower * self.rng.lognormvariate(0, self.machine.noise)
 
     def draft_arrives(self, job: Job) -> None:

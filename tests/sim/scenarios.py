@@ -75,9 +75,7 @@ def with_masks_and_reports(sampling: SamplingParams) -> tuple[SamplingParams, tu
     if rng.random() < 0.5:
         return sampling, ()
     reports = replace(
-        sampling,
-        logprobs=rng.choice((None, 0, 3, 20)),
-        prompt_logprobs=rng.choice((None, None, 0, 2)),
+        sampling, logprobs=rng.choice((None, 0, 3, 20)), prompt_logprobs=rng.choice((None, None, 0, 2))
     )
     allowed = rng.choice((None, tuple(rng.sample(range(VOCAB), rng.randint(3, VOCAB)))))
     words = tuple(tuple(rng.choices(range(VOCAB), k=rng.randint(1, 3))) for _ in range(rng.randint(0, 3)))
@@ -244,6 +242,5 @@ def check_equal(client: Client) -> None:
         return
     if client.error is not None or client.refused is not None:
         raise SimulationError(f"invariant 6: {name} failed: {client.error or client.refused}")
-    assert client.finish is not None
     if (got, client.text, client.finish.reason) != (want.token_ids, want.text, want.reason):
         raise SimulationError(f"invariant 4: {name} got {got} {client.text!r} {client.finish}, not {want}")

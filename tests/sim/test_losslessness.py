@@ -187,9 +187,7 @@ def test_the_drafts_own_sampling_keeps_the_distribution(mode: AcceptanceMode, ch
     assert p_value(world) > LEVEL
 
 
-def test_judging_a_copy_as_a_drawn_token_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_judging_a_copy_as_a_drawn_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the draw of a point mass; judged as that of a flat distribution it is accepted too often."""
     ids, flat = np.arange(VOCAB, dtype="<u4").tobytes(), np.full(VOCAB, 1 / VOCAB, dtype="<f4").tobytes()
 
@@ -236,9 +234,7 @@ def test_a_missing_correction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert p_value(simulate(AcceptanceMode.REJECTION, n=1500)) < LEVEL
 
 
-def test_redrawing_proposals_until_they_suit_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_redrawing_proposals_until_they_suit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator drops proposals after it has seen their verdict."""
     real = Steps.on_verdict
 

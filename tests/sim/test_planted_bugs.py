@@ -171,9 +171,7 @@ def test_catches_going_on_without_being_told(monkeypatch: pytest.MonkeyPatch) ->
     assert "does not fit its round" in simulation_catches()
 
 
-def test_catches_a_begun_round_with_the_last_offer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_catches_a_begun_round_with_the_last_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     real = NextRound.offer
 
     def offer(self: NextRound, proposals: Mapping[Outcome, Proposal]) -> None:
@@ -186,9 +184,7 @@ def test_catches_a_begun_round_with_the_last_offer(
     assert "requested before with other content" in caught or "does not fit its round" in caught
 
 
-def test_catches_drafting_in_a_plain_round_begun_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_catches_drafting_in_a_plain_round_begun_late(monkeypatch: pytest.MonkeyPatch) -> None:
     real = NextRound.follows
 
     def follows(self: NextRound, verdict: Verdict) -> Proposal | None:

@@ -119,7 +119,6 @@ class ToyRunner:
         chains: list[Chain] = []
         try:
             for item in inputs:
-                assert self.chain_skills is not None
                 assert len(item.token_ids) <= self.chain_skills.max_feed
                 begun, feed = item.end.length, list(item.token_ids)
                 tokens, supports, others, margins = [], [], [], []

@@ -580,7 +580,6 @@ class World:
 
     def _read(self, client: Client) -> None:
         running = client.running
-        assert running is not None
         client.most_unread = max(client.most_unread, running.unread)
         for _ in range(client.request.reads_at_once):
             if client.done or running.parts.empty():
