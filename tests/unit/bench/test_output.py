@@ -18,7 +18,6 @@ from paceline.bench.record import BenchRecord
 def shown(record: BenchRecord) -> str:
     console = Console(file=io.StringIO(), width=160, markup=False)
     print_record(record, console)
-    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 

@@ -50,12 +50,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        replace(QUICK, max_tokens=71),
-        SEVERAL,
-        replace(SEVERAL, concurrency=(4,)),
-    ],
+    "config", [replace(QUICK, max_tokens=71), SEVERAL, replace(SEVERAL, concurrency=(4,))]
 )
 async def test_too_long_answers_are_refused_first(measure: Any, config: BenchConfig) -> None:
     """Otherwise the refusal would come after the measurements at one request."""

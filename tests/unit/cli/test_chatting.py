@@ -38,7 +38,6 @@ class FakeStream:
             raise part
         if part is CUT:
             task = asyncio.current_task()
-            assert task is not None
             task.cancel()  # as asyncio does for a SIGINT
             await asyncio.Event().wait()
         return type("Chunk", (), {"text": part})
@@ -117,8 +116,7 @@ def test_a_missing_chat_template_is_reported_at_once(fake: type[FakeClient]) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
-    [(["--n", "2"], "n"), (["--echo"], "echo"), (["--logprobs", "1"], "logprobs")],
+    ("words", "name"), [(["--n", "2"], "n"), (["--echo"], "echo"), (["--logprobs", "1"], "logprobs")]
 )
 def test_unsuitable_chat_options_are_named(words: list[str], name: str) -> None:
     done = command("chat", *words)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from harness.commands import command
 from typer.testing import CliRunner
 
 from paceline.cli import app as cli
@@ -21,31 +22,28 @@ COMMANDS: Any = typer.main.get_command(cli.app).commands  # type: ignore[attr-de
 LINK = "tcp://10.96.1.2:50151"
 
 
-def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def failed(*words: str) -> str:
     """What a command that fails writes to standard error."""
-    with pytest.raises(SystemExit) as end:
-        cli.main(words)
-    assert end.value.code
-    return capsys.readouterr().err
+    done = command(*words)
+    assert done.returncode
+    return done.stderr
 
 
-def test_a_bad_environment_value_names_its_variable(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_environment_value_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_MAX_RUNNING", "many")
     monkeypatch.setenv("PACELINE_TARGET", "gpu-a")
-    assert run(["serve"], capsys).startswith("error: PACELINE_MAX_RUNNING: ")
+    assert failed("serve").startswith("error: PACELINE_MAX_RUNNING: ")
     monkeypatch.setenv("PACELINE_MAX_RUNNING", "0")
-    assert run(["serve"], capsys).startswith("error: PACELINE_MAX_RUNNING: must be between")
-    assert run(["serve", "--max-running", "0"], capsys).startswith("error: --max-running: must be between")
-    assert run(["coordinator", "--tokenizer", "x"], capsys).startswith("error: PACELINE_TARGET: must be host")
+    assert failed("serve").startswith("error: PACELINE_MAX_RUNNING: must be between")
+    assert failed("serve", "--max-running", "0").startswith("error: --max-running: must be between")
+    assert failed("coordinator", "--tokenizer", "x").startswith("error: PACELINE_TARGET: must be host")
 
 
-def test_messages_name_options_and_keep_paths(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["target-worker", "--model", "embedded:target", "--tls-key", "/a/tls_ca"]
-    assert run(words, capsys) == "error: --tls-certificate: is required with --tls-key\n"
-    named = run(["target-worker", "--model", "/no/max_model_len/tls_ca.d"], capsys)
-    assert "/no/max_model_len/tls_ca.d" in named
+def test_messages_name_options_and_keep_paths() -> None:
+    said = failed("target-worker", "--model", "embedded:target", "--tls-key", "/a/tls_ca")
+    assert said == "error: --tls-certificate: is required with --tls-key\n"
+    path = "/no/max_model_len/tls_ca.d"
+    assert path in failed("target-worker", "--model", path)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +58,13 @@ def test_messages_name_options_and_keep_paths(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_a_childs_option_is_shown_as_the_stacks(
-    said: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    said: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ChildFailedError("draft", said, 2)
 
     monkeypatch.setattr(serve, "serve_stack", fail)
-    err = run(["serve", "--port", "0", "--http-port", "0", "--num-blocks", "9"], capsys)
-    assert err.endswith(line)
+    assert failed("serve", "--port", "0", "--http-port", "0", "--num-blocks", "9").endswith(line)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +77,10 @@ def test_a_childs_option_is_shown_as_the_stacks(
     ],
 )
 def test_an_unknown_variable_is_warned_of(
-    name: str, value: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
-    warning, error = run(["plan", "--k", "99"], capsys).splitlines()
+    warning, error = failed("plan", "--k", "99").splitlines()
     assert warning.startswith(f"warning: {name} is set, but no option")
     assert said in warning
     assert error.startswith("error: ")
@@ -98,20 +95,16 @@ def test_an_unknown_variable_is_warned_of(
         *("PACELINE_TEST_PAIR", "OTHER"),
     ],
 )
-def test_other_prefixed_variables_are_known(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_prefixed_variables_are_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, LINK)
-    assert run(["plan", "--k", "99"], capsys).startswith("error: ")
+    assert failed("plan", "--k", "99").startswith("error: ")
 
 
-def test_a_child_does_not_repeat_the_warning(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_does_not_repeat_the_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_TARGT_MODEL", "x")
-    words = ["target-worker", "--model", "/no/such", "--exit-with-parent"]
-    assert run(words, capsys).startswith("error: ")
-    assert "PACELINE_TARGT_MODEL" in run(words[:-1], capsys)
+    words = ("target-worker", "--model", "/no/such")
+    assert failed(*words, "--exit-with-parent").startswith("error: ")
+    assert "PACELINE_TARGT_MODEL" in failed(*words)
 
 
 def test_warnings_are_sorted_and_of_our_prefix_only() -> None:
@@ -149,29 +142,27 @@ def test_no_group_names_a_field_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "model", "pair"),
+    ("target", "draft", "model", "pair"),
     [
-        ({"target_model": "", "draft_model": None}, None, ("embedded:target", "embedded:draft")),
-        ({"target_model": "", "draft_model": None}, "m/x", ("m/x", "none")),
-        ({"target_model": "m/x", "draft_model": None}, None, ("m/x", "none")),
-        ({"target_model": "m/x", "draft_model": "m/d"}, "m/x", ("m/x", "m/d")),
-        ({"target_model": "", "draft_model": "none"}, None, ("embedded:target", "none")),
+        ("", None, None, ("embedded:target", "embedded:draft")),
+        ("", None, "m/x", ("m/x", "none")),
+        ("m/x", None, None, ("m/x", "none")),
+        ("m/x", "m/d", "m/x", ("m/x", "m/d")),
+        ("", "none", None, ("embedded:target", "none")),
     ],
 )
 def test_the_model_argument_sets_target_and_draft(
-    options: dict[str, Any], model: str | None, pair: tuple[str, str]
+    target: str, draft: str | None, model: str | None, pair: tuple[str, str]
 ) -> None:
-    chosen = serve._with_models(StackOptions(**options), model)
+    chosen = serve._with_models(StackOptions(target_model=target, draft_model=draft), model)
     assert (chosen.target_model, chosen.draft_model) == pair
 
 
-def test_two_targets_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", "m/x", "--target-model", "m/y"], capsys).startswith("error: --target-model: is m/y")
+def test_two_targets_are_refused() -> None:
+    assert failed("serve", "m/x", "--target-model", "m/y").startswith("error: --target-model: is m/y")
 
 
-def test_serve_accepts_a_target_like_vllm(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve_accepts_a_target_like_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[StackConfig] = []
 
     def serve_stack(config: StackConfig, **_: object) -> None:
@@ -179,9 +170,7 @@ def test_serve_accepts_a_target_like_vllm(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(serve, "serve_stack", serve_stack)
-    with pytest.raises(SystemExit):
-        cli.main(["serve", "meta-llama/Llama-3.2-1B", "--max-num-seqs", "3", "--max-model-len", "99"])
-    capsys.readouterr()
+    command("serve", "meta-llama/Llama-3.2-1B", "--max-num-seqs", "3", "--max-model-len", "99")
     (config,) = seen
     assert (config.target_model, config.draft_model) == ("meta-llama/Llama-3.2-1B", None)
     assert (config.max_running, config.max_model_len) == (3, 99)

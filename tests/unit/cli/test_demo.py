@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.commands import command
+from harness.pair import byte_tokenizer
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
-from paceline.cli import main
 from paceline.cli.commands import plan
 from paceline.client import GenerationChunk, GenerationResult, RoundTimings, SpeculativeDecoding, Usage
 from paceline.core.types import AcceptanceMode, TokenOrigin
@@ -34,28 +36,12 @@ _ANSI = {"green": "\x1b[32m", "red": "\x1b[31m", "cyan": "\x1b[36m"}
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A folder with a tokenizer whose tokens are bytes."""
-    tokenizers = pytest.importorskip("tokenizers")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({t: i for i, t in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     return tmp_path
 
 
-def encode(model: Path, text: str) -> list[int]:
-    from tokenizers import Tokenizer
-
-    ids: list[int] = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids
-    return ids
-
-
 def result(
-    token_ids: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
-    *,
-    rounds: int = 2,
-    drafted: int = 8,
-    accepted: int = 4,
+    token_ids: tuple[int, ...] = (1, 2, 3, 4, 5, 6), *, rounds: int = 2, drafted: int = 8, accepted: int = 4
 ) -> GenerationResult:
     return GenerationResult(
         request_id="r",
@@ -84,18 +70,16 @@ def result(
     )
 
 
-def render(*shown: Any) -> str:
+def render(shown: Any) -> str:
     console = Console(file=io.StringIO(), width=120)
-    for thing in shown:
-        console.print(thing)
-    assert isinstance(console.file, io.StringIO)
+    console.print(shown)
     return console.file.getvalue()
 
 
 def test_a_character_of_several_tokens_is_shown_whole(model: Path) -> None:
     text = 'naïve = "日本 🚲"\n'
     texts = TokenTexts(str(model))
-    pieces = [texts.text_of(token_id) for token_id in encode(model, text)]
+    pieces = [texts.text_of(token_id) for token_id in byte_tokenizer().encode(text).ids]
     assert "".join(pieces) == text
     assert "\ufffd" not in "".join(pieces)
     assert pieces.count("") == len(text.encode()) - len(text)
@@ -111,31 +95,24 @@ def test_invalid_bytes_do_not_end_the_demo(tmp_path: Path) -> None:
     assert "".join(texts.text_of(vocabulary[token]) for token in given) == "日\ufffdaa"
 
 
-class FakeStream:
-    def __init__(self, chunks: list[GenerationChunk]) -> None:
-        self.chunks = chunks
-
-    async def __aenter__(self) -> FakeStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    async def __aiter__(self) -> AsyncIterator[GenerationChunk]:
-        for chunk in self.chunks:
-            yield chunk
-
-
 class FakeClient:
+    """Every stream of it has these chunks."""
+
     def __init__(self, chunks: list[GenerationChunk]) -> None:
         self.chunks = chunks
 
-    def stream(self, *_: object, **__: object) -> FakeStream:
-        return FakeStream(self.chunks)
+    @contextlib.asynccontextmanager
+    async def stream(self, *_: object, **__: object) -> AsyncIterator[AsyncIterator[GenerationChunk]]:
+        async def chunks() -> AsyncIterator[GenerationChunk]:
+            for chunk in self.chunks:
+                yield chunk
+
+        yield chunks()
 
 
 async def completion(model: Path, console: Console) -> str:
     """Stream 'abcd', one origin each, in two rounds."""
-    a, b, c, d = encode(model, "abcd")
+    a, b, c, d = byte_tokenizer().encode("abcd").ids
     chunks = [
         GenerationChunk(0, (a, b), "ab", (TokenOrigin.ACCEPTED, TokenOrigin.CORRECTION)),
         GenerationChunk(2, (c, d), "c", (TokenOrigin.BONUS, TokenOrigin.TARGET)),
@@ -143,7 +120,6 @@ async def completion(model: Path, console: Console) -> str:
     ]
     config = DemoConfig(stack=StackConfig(target_model=str(model)), prompt="x = ")
     await stream_completion(FakeClient(chunks), config, console)  # type: ignore[arg-type]
-    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
@@ -227,9 +203,7 @@ def test_the_demo_runs_on_the_cpu_by_default(
     asked: list[DemoConfig] = []
     monkeypatch.setattr(plan, "run_demo", lambda config, console: asked.append(config))
     monkeypatch.setattr(plan, "check_gpu", lambda *_: None)  # there may be none here
-    with pytest.raises(SystemExit) as end:
-        main(["demo", *options])
-    assert not end.value.code
+    assert command("demo", *options).returncode == 0
     both = {"target_device": device, "draft_device": device}
     assert asked == [DemoConfig(stack=replace(DemoConfig().stack, **both))]
     assert (DemoConfig().stack.target_device, DemoConfig().stack.draft_device) == ("cpu", "cpu")

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from harness.commands import Done, command, python
 
 from paceline.cli import app as cli
 from paceline.core import errors
 from paceline.supervisor import ChildFailedError
 
-
-def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main(words)
-    captured = capsys.readouterr()
-    code = end.value.code
-    assert isinstance(code, int) or code is None
-    return code or 0, captured.out, captured.err
+COORDINATOR = ["coordinator", "--tokenizer", "x", "--target"]
 
 
 @pytest.mark.parametrize(
@@ -26,18 +17,9 @@ def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str,
     [
         (["target-worker"], "--model: is required"),
         (["coordinator", "--target", "a:1"], "--tokenizer: is required"),
-        (
-            ["coordinator", "--target", "gpu-a", "--tokenizer", "x"],
-            "--target: must be host:port, got 'gpu-a'",
-        ),
-        (
-            ["coordinator", "--target", "a:1", "--draft", "b:0", "--tokenizer", "x"],
-            "--draft: must be host:port, got 'b:0'",
-        ),
-        (
-            ["coordinator", "--target", "a:1", "--target", "a:1", "--tokenizer", "x"],
-            "--target: a:1 is given twice",
-        ),
+        ([*COORDINATOR, "gpu-a"], "--target: must be host:port, got 'gpu-a'"),
+        ([*COORDINATOR, "a:1", "--draft", "b:0"], "--draft: must be host:port, got 'b:0'"),
+        ([*COORDINATOR, "a:1", "--target", "a:1"], "--target: a:1 is given twice"),
         (["draft-worker", "--model", "x", "--block-size", "0"], "--block-size: must be at least 1"),
         (["serve", "--target-port", "70000"], "--target-port: must be in [0, 65535], got 70000"),
         (["serve", "--port", "-1"], "--port: must be in [0, 65535], got -1"),
@@ -67,39 +49,29 @@ def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str,
         (["sing"], "No such command 'sing'."),
     ],
 )
-def test_bad_arguments_give_one_line_and_code_2(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run(words, capsys)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {message}")
-    assert err.count("\n") == 1
+def test_bad_arguments_give_one_line_and_code_2(words: list[str], message: str) -> None:
+    check_refused(words, message)
+
+
+def check_refused(words: list[str], message: str) -> None:
+    done = command(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("words", "listed"), [([], "target-worker"), (["keys"], "remove")])
-def test_a_group_without_a_command_prints_its_help(
-    words: list[str], listed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run(words, capsys)
-    assert (code, out) == (2, "")
-    _, wanted, _ = run([*words, "--help"], capsys)
-    assert err == wanted
-    assert err.startswith("Usage: ")
-    assert any(line.split()[:1] == [listed] for line in err.splitlines())
+def test_a_group_without_a_command_prints_its_help(words: list[str], listed: str) -> None:
+    shown = command(*words, "--help").stdout
+    assert command(*words) == Done(2, "", shown)
+    assert shown.startswith("Usage: ")
+    assert any(line.split()[:1] == [listed] for line in shown.splitlines())
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["coordinator", "--target", "a:1", "--tokenizer", "x"], ["serve"], ["serve", "--log-format", "json"]],
-)
-def test_an_invalid_log_level_is_a_bad_argument(
-    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("words", [[*COORDINATOR, "a:1"], ["serve"], ["serve", "--log-format", "json"]])
+def test_an_invalid_log_level_is_a_bad_argument(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_LOG_LEVEL", "verbose")
-    code, out, err = run(words, capsys)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: log_level: PACELINE_LOG_LEVEL must be DEBUG, ")
-    assert err.count("\n") == 1
+    check_refused(words, "log_level: PACELINE_LOG_LEVEL must be DEBUG, ")
 
 
 @pytest.mark.parametrize(
@@ -118,42 +90,36 @@ def test_an_invalid_log_level_is_a_bad_argument(
     ],
 )
 def test_each_error_has_its_line_and_exit_code(
-    error: Exception,
-    code: int,
-    line: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, code: int, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(**_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("paceline.cli.commands.plan.make_plan", lambda *_args, **_options: fail())
-    assert run(["plan"], capsys) == (code, "", line)
+    monkeypatch.setattr("paceline.cli.commands.plan.make_plan", fail)
+    assert command("plan") == Done(code, "", line)
 
 
-def test_an_unexpected_error_keeps_its_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.cli.commands.plan.make_plan", None)
     with pytest.raises(TypeError):
         cli.main(["plan"])
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(["--version"], capsys)
-    assert code == 0
-    assert out.startswith("paceline ")
+def test_the_version_is_printed() -> None:
+    done = command("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("paceline ")
 
 
-def test_a_missing_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_server_is_reported() -> None:
     for words in (["status", "--address"], ["health"]):
-        code, out, err = run([*words, "127.0.0.1:1"], capsys)
-        assert (code, out) == (1, "")
-        assert err.startswith("error: ")
-        assert "Connection refused" in err
+        done = command(*words, "127.0.0.1:1")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("error: ")
+        assert "Connection refused" in done.stderr
 
 
 @pytest.mark.slow
 def test_commands_without_a_model_do_not_load_torch() -> None:
     check = "import sys, paceline.cli.app; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+    assert python(check).returncode == 0

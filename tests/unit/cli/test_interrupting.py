@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from harness.commands import python
 
 pytestmark = pytest.mark.slow
 
@@ -67,5 +68,4 @@ def test_every_entry_point_installs_the_handler_first() -> None:
 def test_importing_the_package_loads_almost_nothing() -> None:
     """These imports run before the handler is installed."""
     program = "import sys; before = set(sys.modules); import paceline; print(*set(sys.modules) - before)"
-    loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
-    assert set(loaded.stdout.split()) <= {"paceline", "__future__"}
+    assert set(python(program).stdout.split()) <= {"paceline", "__future__"}

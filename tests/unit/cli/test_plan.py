@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from harness.commands import command
+from harness.refusals import refused
 
-from paceline.cli import main
-from paceline.core.errors import InvalidArgumentError
 from paceline.plan import make_plan
 
 
-def output(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as end:
-        main(["plan", *words])
-    assert not end.value.code
-    return capsys.readouterr().out
+def output(*words: str) -> str:
+    done = command("plan", *words)
+    assert done.returncode == 0
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -87,25 +86,24 @@ def test_a_plan_has_the_papers_other_formulas() -> None:
     ],
 )
 def test_invalid_plan_values_are_refused(field: str, values: dict[str, float]) -> None:
-    with pytest.raises(InvalidArgumentError) as refused:
+    with refused(field):
         make_plan(**{"alpha": 0.5, "c": 0.1, "k": 2, **values})  # type: ignore[arg-type]
-    assert refused.value.field == field
 
 
-def test_json_holds_the_whole_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = json.loads(output(["--alpha", "0.8", "--c", "0.05", "--k", "4", "--json"], capsys))
+def test_json_holds_the_whole_plan() -> None:
+    printed = json.loads(output("--alpha", "0.8", "--c", "0.05", "--k", "4", "--json"))
     expected = make_plan(0.8, 0.05, 4, max_k=16).to_dict()
     assert printed == json.loads(json.dumps(expected))
     assert printed["best_k"] == 8
 
 
-def test_json_writes_infinity_as_null(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = json.loads(output(["--alpha", "1", "--json"], capsys), parse_constant=pytest.fail)
+def test_json_writes_infinity_as_null() -> None:
+    printed = json.loads(output("--alpha", "1", "--json"), parse_constant=pytest.fail)
     assert printed["oracle_bound"] is None
 
 
-def test_the_table_and_the_plot_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = output([], capsys)
+def test_the_table_and_the_plot_are_printed() -> None:
+    printed = output()
     assert "K = 4: 3.36 tokens per round, 2.80× plain speed" in printed
     assert "best K = 8: 3.09×; with lookahead, K = 16: at most 4.89×" in printed
     assert "upper bound with a K chosen for each round: 4.17×" in printed
@@ -116,14 +114,12 @@ def test_the_table_and_the_plot_are_printed(capsys: pytest.CaptureFixture[str]) 
     assert "\x1b" not in printed
 
 
-def test_a_useless_draft_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot help" in output(["--alpha", "0.2", "--c", "0.3"], capsys)
+def test_a_useless_draft_is_reported() -> None:
+    assert "cannot help" in output("--alpha", "0.2", "--c", "0.3")
 
 
-def test_without_plotext_the_table_is_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_plotext_the_table_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    printed = output([], capsys)
+    printed = output()
     assert "pip install plotext" in printed
     assert "← best" in printed

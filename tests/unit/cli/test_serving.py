@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harness.commands import LOADING, python, running
 
 from paceline.cli import main
 from paceline.cli.commands.serve import _announce, _checked, _with_models
@@ -20,28 +19,6 @@ pytestmark = pytest.mark.slow
 
 
 HANG = 30.0
-PIPES: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-
-LOADING = """
-import signal, sys, threading
-from types import SimpleNamespace
-from paceline.core.config import CoordinatorConfig, TargetConfig
-
-def load(*words):
-    print("loading", flush=True)
-    threading.Event().wait()
-
-signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
-if sys.argv[1] == "coordinator":
-    from coordinator.text import vocabulary
-    from coordinator import main
-    vocabulary.load_tokenizer = load
-    main.run(CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="m"))
-else:
-    from paceline import worker_process
-    worker_process.run(SimpleNamespace(name="target", load=load), TargetConfig(model="m"))
-"""
-
 SERVING = """
 import signal
 from paceline.rpc.server import event_loop
@@ -93,75 +70,55 @@ def test_shared_options_apply_where_a_worker_has_none() -> None:
     assert (config.target_threads, config.draft_threads) == (2, 1)
 
 
-def test_a_process_without_readers_exits_quietly() -> None:
+def test_a_process_without_readers_exits_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unwritten output must not end it with BrokenPipeError."""
     module = "paceline.cli.commands.serve"
     leaving = f"import sys; from {module} import _leave; sys.stdin.read(); print('more'); _leave()"
-    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
-    with subprocess.Popen([sys.executable, "-P", "-c", leaving], env=buffered, **PIPES) as process:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
+    with running(leaving) as process:
         process.stdout.close()
         process.stdin.close()
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == ""
         assert process.wait(HANG) == 0
 
 
 @pytest.mark.parametrize("role", ["coordinator", "target"])
 def test_the_first_ctrl_c_ends_a_loading_process(role: str) -> None:
     """Cancelling asyncio's main task alone is noticed only after loading."""
-    command = [sys.executable, "-P", "-c", LOADING, role, "default_int_handler"]
-    with subprocess.Popen(command, **PIPES) as process:
-        try:
-            assert process.stdout.readline() == b"loading\n"
-            process.send_signal(signal.SIGINT)
-            assert process.wait(HANG) == -signal.SIGINT
-            assert b"Traceback" not in process.stderr.read()
-        finally:
-            process.kill()
+    with running(LOADING, role, "default_int_handler", "by itself") as process:
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(HANG) == -signal.SIGINT
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_ctrl_c_stops_a_serving_process_in_order() -> None:
-    with subprocess.Popen([sys.executable, "-P", "-c", SERVING], **PIPES) as process:
-        try:
-            assert b'"event": "ready"' in process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            assert process.wait(HANG) == 0
-            assert process.stdout.read() == b"stopped in order\n"
-        finally:
-            process.kill()
+    with running(SERVING) as process:
+        assert '"event": "ready"' in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(HANG) == 0
+        assert process.stdout.read() == "stopped in order\n"
 
 
 def test_a_process_that_ignores_ctrl_c_goes_on_loading() -> None:
     """As a background job of a shell."""
-    with subprocess.Popen([sys.executable, "-P", "-c", LOADING, "target", "SIG_IGN"], **PIPES) as process:
-        try:
-            assert process.stdout.readline() == b"loading\n"
-            process.send_signal(signal.SIGINT)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(HANG) == -signal.SIGTERM
-        finally:
-            process.kill()
+    with running(LOADING, "coordinator", "SIG_IGN", "by itself") as process:
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANG) == -signal.SIGTERM
 
 
-def test_serve_prints_its_start_line_first() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "PACELINE_LOG_LEVEL"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", SUPERVISING],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    first, second = done.stderr.splitlines()[:2]
+def test_serve_prints_its_start_line_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PACELINE_LOG_LEVEL", raising=False)
+    first, second = python(SUPERVISING).stderr.splitlines()[:2]
     said = r" starting with the target embedded:target and the draft embedded:draft"
     assert re.fullmatch(rf"\d{{4}}-\S+ \S+ supervisor INFO paceline\.steps: Paceline \S+{said}", first), first
     assert second.endswith("of no interest"), "what the stack itself writes first"
 
 
 def test_supervisor_log_lines_follow_the_log_level() -> None:
-    wanted = {**os.environ, "PACELINE_LOG_LEVEL": "WARNING"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", SUPERVISING], env=wanted, capture_output=True, text=True, check=False
-    )
+    done = python(SUPERVISING, PACELINE_LOG_LEVEL="WARNING")
     assert (done.returncode, done.stdout) == (0, "stopped\n")
     line = r"\d{4}-\d\d-\d\d \S+ supervisor WARNING paceline\.supervisor\.children: target died\n"
     assert re.fullmatch(line, done.stderr), done.stderr

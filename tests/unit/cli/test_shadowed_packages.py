@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from harness.commands import python
 
 from paceline.core.errors import UnavailableError
 from paceline.core.system.own_packages import check_ours
@@ -27,24 +27,19 @@ def run(folder: Path, package: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("package", COMMANDS)
-def test_a_package_in_the_working_folder_is_named(tmp_path: Path, package: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "file"),
+    [*((name, f"{name}/__init__.py") for name in COMMANDS), ("coordinator", "coordinator.py")],
+)
+def test_a_package_in_the_working_folder_is_named(tmp_path: Path, package: str, file: str) -> None:
     (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").write_text("raise SystemExit('run')")
+    (tmp_path / file).write_text("raise SystemExit('run')")
     ended = run(tmp_path, package)
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: ")
-    assert str(tmp_path / package) in line
+    assert str(tmp_path / file.removesuffix("/__init__.py")) in line
     assert "shadows" in line
-
-
-def test_a_shadowing_module_file_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "coordinator.py"
-    file.write_text("raise SystemExit('run')")
-    ended = run(tmp_path, "coordinator")
-    assert ended.returncode == 1
-    assert str(file) in ended.stderr
 
 
 @pytest.mark.parametrize("package", COMMANDS)
@@ -57,12 +52,9 @@ def test_a_missing_package_is_named() -> None:
         check_ours("no_such_package_of_ours")
 
 
-def test_a_shadowing_folder_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shadowing_folder_on_the_path_is_found(tmp_path: Path) -> None:
     (tmp_path / "coordinator").mkdir()
     (tmp_path / "coordinator/__init__.py").touch()
     script = "from paceline.core.system.own_packages import check_ours; check_ours('coordinator')"
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert f"{tmp_path / 'coordinator'} shadows Paceline's package coordinator" in ended.stderr
+    said = f"{tmp_path / 'coordinator'} shadows Paceline's package coordinator"
+    assert said in python(script, PYTHONPATH=str(tmp_path)).stderr

@@ -3,87 +3,58 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from paceline.cli.commands.generate import _summary, status_table
-from paceline.client import CacheInfo, CoordinatorStatus, ServerStatus, WorkerInfo, WorkerState, WorkerStatus
-from paceline.core.types import AcceptanceMode
+from paceline.client import ServerStatus
+from paceline.client.server_status import status_from_proto
+from paceline.v1 import common_pb2, generation_pb2
 
-COORDINATOR = CoordinatorStatus(
-    address="[fe80::1%eth0]:50151",
-    process_id=7,
-    running=0,
-    waiting=0,
-    num_speculative_tokens=3,
-    max_num_speculative_tokens=8,
-    acceptance_mode=AcceptanceMode.COUPLED,
-    prompt_lookup=True,
-    finished_requests=0,
-    failed_requests=0,
-    http_address="",
-    num_preemptions=0,
-)
-INFO = WorkerInfo(
-    protocol_version=1,
-    role="draft",
-    model="models/[old]/draft",
-    process_id=9,
-    instance_id="x",
-    vocabulary_size=257,
-    tokenizer_fingerprint="x",
-    eos_token_ids=(0,),
-    max_model_len=100,
-    max_speculative_tokens=16,
-    cache=CacheInfo(16, 64, 60, 1, 0, 0, 2, 0),
-    device="cpu",
-    dtype="float32",
-    num_parameters=1_000_000,
-    local_socket="",
-    weight_bytes=4_000_000,
-)
+ADDRESS = "[fe80::1%eth0]:50151"
 
 
-def shown(*workers: WorkerStatus) -> str:
-    console = Console(file=io.StringIO(), width=400, highlight=False)
-    console.print(status_table(ServerStatus(COORDINATOR, workers)))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def status(*workers: generation_pb2.WorkerStatus, **coordinator: Any) -> ServerStatus:
+    told = generation_pb2.CoordinatorStatus(address=ADDRESS, **coordinator)
+    return status_from_proto(generation_pb2.GetStatusResponse(coordinator=told, workers=workers))
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "eos_token_ids of the draft are [5, 6], of the target [7]",
-        "the file models/[bold]/draft cannot be read",
-        "expected [/end], got [a]",
-    ],
-)
+@pytest.mark.parametrize("reason", ["the file models/[bold]/draft", "expected [/end], got [5, 6]"])
 def test_reasons_and_addresses_are_printed_verbatim(reason: str) -> None:
-    table = shown(
-        WorkerStatus("[fd00::2]:50051", "target", WorkerState.REFUSED, reason, None),
-        WorkerStatus("[fd00::3]:50052", "draft", WorkerState.LOST, reason, INFO),
+    lost, refused = generation_pb2.WORKER_STATE_LOST, generation_pb2.WORKER_STATE_REFUSED
+    info = common_pb2.WorkerInfo(
+        model="models/[old]/draft",
+        device="cpu",
+        dtype="float32",
+        num_parameters=1_000_000,
+        cache=common_pb2.CacheInfo(block_size=16, total_blocks=64, free_blocks=60, sequences=1),
     )
-    coordinator, target, draft = table.splitlines()[1:]
-    assert COORDINATOR.address in coordinator
-    assert "[fd00::2]:50051" in target
+    one = generation_pb2.WorkerStatus(address="[fd00::2]:5", role="target", state=refused, reason=reason)
+    other = generation_pb2.WorkerStatus(
+        address="[fd00::3]:5", role="draft", state=lost, reason=reason, info=info
+    )
+    console = Console(file=io.StringIO(), width=400, highlight=False)
+    console.print(status_table(status(one, other)))
+    coordinator, target, draft = console.file.getvalue().splitlines()[1:]
+    assert ADDRESS in coordinator
+    assert one.address in target
     assert f"refused ({reason})" in target
-    assert "[fd00::3]:50052" in draft
+    assert other.address in draft
     assert f"lost ({reason})" in draft
-    assert f"{INFO.model}, 1.0M, float32, cpu" in draft
+    assert f"{info.model}, 1.0M, float32, cpu" in draft
     assert "64 of 1,024" in draft
     assert "none yet" in draft
 
 
 def test_counts_are_named_as_completions() -> None:
     """A request with `n` of 3 counts as three."""
-    told = _summary(ServerStatus(replace(COORDINATOR, finished_requests=3, failed_requests=1), ()), "http")
+    told = _summary(status(finished_requests=3, failed_requests=1), "http")
     assert "3 finished, 1 failed completions (each of n)" in told
 
 
 def test_coordinator_warnings_are_shown() -> None:
-    warned = replace(COORDINATOR, warnings=("a draft is short", "a draft is idle"))
-    *_, first, second = _summary(ServerStatus(warned, ()), "http").splitlines()
-    assert (first, second) == ("warning: a draft is short", "warning: a draft is idle")
+    warnings = ["a draft is short", "a draft is idle"]
+    shown = _summary(status(warnings=warnings), "http").splitlines()[-2:]
+    assert shown == [f"warning: {warning}" for warning in warnings]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -81,6 +82,11 @@ GOOD = (
 )
 
 
+def abort(context: grpc.ServicerContext, error: Exception) -> None:
+    """End a call as the coordinator would."""
+    context.abort_with_status(rpc_status.to_status(to_status(error)))
+
+
 class FakeCoordinator(generation_pb2_grpc.GenerationServiceServicer):
     """Plays `script`; `ended` is set when a Generate call is over, whoever ended it."""
 
@@ -101,14 +107,22 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServiceServicer):
         """Send these and end well."""
         self.script = lambda _request, _context: iter(messages)
 
+    def play_calls(self, *calls: tuple[Sequence[generation_pb2.GenerateResponse], Exception | None]) -> None:
+        """Send the messages of each call in turn, the last ones from then on, and end as that call says."""
+        left = list(calls)
+
+        def script(_request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            messages, error = left.pop(0) if len(left) > 1 else left[0]
+            yield from messages
+            if error is not None:
+                abort(context, error)
+
+        self.script = script
+
     def play_and_fail(self, error: Exception, *messages: generation_pb2.GenerateResponse) -> None:
         """Send these, then end with `error` as the coordinator would."""
 
-        def script(_request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            yield from messages
-            context.abort_with_status(rpc_status.to_status(to_status(error)))
-
-        self.script = script
+        self.play_calls((messages, error))
 
     def play_and_block(self, *messages: generation_pb2.GenerateResponse) -> None:
         """Send these, then nothing until the test is over."""
@@ -132,7 +146,7 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServiceServicer):
     def _unary(self, request: Any, context: Any, response: Any) -> Any:
         self.requests.append(request)
         if self.error is not None:
-            context.abort_with_status(rpc_status.to_status(to_status(self.error)))
+            abort(context, self.error)
         return response
 
     def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -307,5 +321,14 @@ def messages() -> Any:
         chunk = staticmethod(chunk)
         finished = staticmethod(finished)
         accepted, correction, target = ACCEPTED, CORRECTION, TARGET
+        abort = staticmethod(abort)
 
     return Messages
+
+
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    """What is freed meanwhile is freed because nothing refers to it."""
+    gc.disable()
+    yield
+    gc.enable()

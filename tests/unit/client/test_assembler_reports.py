@@ -143,10 +143,7 @@ def test_a_stream_unlike_the_request_is_refused(messages: Any) -> None:
         ({"logprobs": 1}, [one, chunk(m, 0, 0, [11], "a")]),
         ({"logprobs": 1}, [one, chunk(m, 0, 0, [12], "a", logprobs=[position(11)])]),
         ({"logprobs": 1}, [one, chunk(m, 0, 0, [11], "a", logprobs=[position(11), position(12)])]),
-        (
-            {"logprobs": 1},
-            [one, chunk(m, 0, 0, [11], "a", logprobs=[generation_pb2.PositionLogprobs()])],
-        ),
+        ({"logprobs": 1}, [one, chunk(m, 0, 0, [11], "a", logprobs=[generation_pb2.PositionLogprobs()])]),
         ({}, [start, prompt]),
         ({"prompt_logprobs": 0}, [start, prompt, prompt]),
         ({"prompt_logprobs": 0}, [start, chunk(m, 0, 0, [], "", prompt_logprobs=[position(3)])]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import threading
 import weakref
@@ -11,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from harness.refusals import refused
 
 import paceline
 from paceline import AcceptanceMode, Client, SamplingParams, SpeculationParams, TokenOrigin
@@ -149,9 +149,8 @@ def test_default_parameters_are_those_of_the_classes(server: Any, client: Any) -
 def test_invalid_arguments_are_refused_before_sending(
     server: Any, client: Any, method: str, arguments: dict[str, Any], field: str
 ) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused(field):
         getattr(client, method)(**arguments)
-    assert caught.value.field == field
     assert server.requests == []
 
 
@@ -239,16 +238,13 @@ def test_closing_a_stream_cancels_it_on_the_server(server: Any, client: Any, mes
     assert stream.result is None
 
 
+@pytest.mark.usefixtures("no_gc")
 def test_dropping_a_stream_cancels_it_on_the_server(server: Any, client: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
-    gc.disable()
-    try:
-        for chunk in client.stream("x"):
-            assert chunk.text == "He"
-            break
-        assert server.ended.wait(WAIT)
-    finally:
-        gc.enable()
+    for chunk in client.stream("x"):
+        assert chunk.text == "He"
+        break
+    assert server.ended.wait(WAIT)
 
 
 def test_an_unread_stream_is_cancelled_too(server: Any, client: Any, messages: Any) -> None:
@@ -361,12 +357,10 @@ def test_tokenize_and_detokenize_round_trip(client: Any) -> None:
     assert client.tokenize("Hé") == (72, 195, 169)
     assert client.detokenize([72, 195, 169]) == "Hé"
     assert client.tokenize("") == ()
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused("text"):
         client.tokenize(5)
-    assert caught.value.field == "text"
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused("token_ids"):
         client.detokenize("ab")
-    assert caught.value.field == "token_ids"
 
 
 def test_models_are_listed(client: Any) -> None:
@@ -387,6 +381,5 @@ def test_status_mirrors_the_message(client: Any) -> None:
 @pytest.mark.parametrize("address", ["", None, 5])
 def test_an_address_is_required(address: Any) -> None:
     for kind in (paceline.Client, paceline.AsyncClient):
-        with pytest.raises(InvalidArgumentError) as caught:
+        with refused("address"):
             kind(address)
-        assert caught.value.field == "address"

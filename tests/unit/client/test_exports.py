@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import subprocess
-import sys
 
 import pytest
+from harness.commands import python
 
 import paceline
 import paceline.client
@@ -86,15 +85,13 @@ def test_both_clients_have_the_same_interface() -> None:
 def test_importing_loads_no_heavy_package(statement: str) -> None:
     heavy = ("torch", "numpy", "transformers", "tokenizers")
     code = f"{statement}\nimport json, sys\nprint(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert json.loads(output) == []
+    assert json.loads(python(code).stdout) == []
 
 
 @pytest.mark.slow
 def test_importing_the_core_does_not_import_grpc() -> None:
     code = "import paceline, paceline.core.types, sys\nprint('grpc' in sys.modules)"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.strip() == "False"
+    assert python(code).stdout.strip() == "False"
 
 
 def test_status_has_every_field_of_the_message() -> None:

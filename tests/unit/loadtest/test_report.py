@@ -45,7 +45,6 @@ def make_report(make_outcome: Any) -> Any:
 def printed(report: Report) -> str:
     console = Console(file=io.StringIO(), width=160, highlight=False, markup=False)
     print_report(report, console)
-    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
