@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ from transformers import AutoConfig
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine.cache import default_memory_bytes
-from paceline.engine.memory import available_bytes
+from paceline.engine.device import free_bytes
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ def memory_for_cache(device: torch.device, share: float | None) -> int:
 
 def check_fits(num_blocks: int, block_size: int, block_bytes: int, device: torch.device) -> None:
     """Raises InvalidArgumentError naming `num_blocks` if the cache exceeds the free memory."""
-    free = _free_bytes(device)
+    free = free_bytes(device)
     needed = num_blocks * block_bytes
     if free is not None and needed > free:
         raise InvalidArgumentError(
@@ -100,15 +99,6 @@ def numbers_per_position(config: Any) -> int | None:
     heads, kv_heads, layers, hidden = counts
     width: Any = getattr(text, "head_dim", None) or hidden // heads
     return int(2 * layers * kv_heads * width) if isinstance(width, int) else None
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return available_bytes()
-    free, _ = torch.cuda.mem_get_info(device)
-    with contextlib.suppress(RuntimeError):
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free
 
 
 def _gib(count: float) -> str:

@@ -1,8 +1,12 @@
-"""The current device of a thread, for CUDA's streams, events and recordings."""
+"""The current device of a thread, its state and its free memory."""
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
+
+from paceline.engine.memory import available_bytes
 
 
 def make_current(device: torch.device) -> None:
@@ -30,6 +34,25 @@ def ensure_alive() -> None:
     """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, its driver, a library on it or the system had no memory."""
+    texts = ("out of memory", "ALLOC_FAILED", "allocate memory")
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    )
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that this process can allocate on `device`, those that torch keeps for it included; None if
+    unknown."""
+    if device.type != "cuda":
+        return available_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    with contextlib.suppress(RuntimeError):
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free
 
 
 def current() -> torch.device:

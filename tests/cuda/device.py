@@ -4,9 +4,8 @@ Operations on tensors of different devices are errors. Each wait of the host is 
 error inside a recording. A recording keeps the operations on the device alone: a replay repeats them, and
 nothing that the host did meanwhile.
 
-Not shown: streams (one at a time is pretended), the numerics of a GPU's kernels, alignment, memory, and the
-parts in which a failed capture leaves a real device. One operation counts as one launch, whatever the number
-of its kernels.
+Not shown: what streams do (one at a time is pretended), the numerics of a GPU's kernels, alignment. One
+operation counts as one launch, whatever the number of its kernels.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from paceline.decoding.cuda import kernels
 from tests.cuda import gumbel_kernels
+from tests.cuda.captures import Captures, Pool
 
 aten: Final = torch.ops.aten
 CPU: Final = torch.device("cpu")
@@ -199,8 +199,11 @@ class PretendedCuda(TorchDispatchMode):
         self.counts = Counts()
         self.waits_so_far = 0
         """Whatever is counted."""
-        self.captured: _Tape | None = None
-        """The recording that is being made."""
+        self.captures = Captures()
+        self.full: Callable[[], bool] = lambda: False
+        """Asked at each operation that allocates: whether the device is out of memory."""
+        self._counts_outside = self.counts
+        """While something is recorded, those of what is not."""
         self._current_index = 0
         self._patches = contextlib.ExitStack()
 
@@ -211,6 +214,8 @@ class PretendedCuda(TorchDispatchMode):
         self._patches.callback(torch.__future__.set_overwrite_module_params_on_conversion, before)
         for name, instead in self._instead_of_cuda().items():
             self._patches.enter_context(patch.object(torch.cuda, name, instead))
+        end = self.captures.end_allocate_to_pool
+        self._patches.enter_context(patch.object(torch._C, "_cuda_endAllocateToPool", end))
         for name in ("tensor", "as_tensor"):
             self._patches.enter_context(patch.object(torch, name, _made_on_host(getattr(torch, name))))
         # Under the mode torch would ask whether CUDA is there.
@@ -237,11 +242,10 @@ class PretendedCuda(TorchDispatchMode):
             self.counts = before
 
     def wait(self, why: str) -> None:
-        """The host waits for the device. Raises RuntimeError inside a recording."""
+        """The host waits for the device. Raises RuntimeError where it must not."""
         own = [f for f in traceback.extract_stack() if f.filename.startswith(OWN)]
         place = f"{'/'.join(own[-1].filename.split('/')[-2:])}:{own[-1].lineno}" if own else "the test"
-        if self.captured is not None:
-            raise RuntimeError(f"operation not permitted when stream is capturing: {why} at {place}")
+        self.captures.wait(why, place)
         self.counts.waits[f"{why} at {place}"] += 1
         self.waits_so_far += 1
 
@@ -264,6 +268,8 @@ class PretendedCuda(TorchDispatchMode):
             self._count_work(op, bare_args, bare_kwargs, out)
         if _writes_first(op):
             return args[0]
+        if device.type == "cuda" and self.full():
+            raise torch.OutOfMemoryError("CUDA out of memory.")
         if "out" in kwargs:
             return kwargs["out"]
         if device.type != "cuda":
@@ -329,8 +335,9 @@ class PretendedCuda(TorchDispatchMode):
             moved = sum(map(_bytes_of, read)) + sum(map(_bytes_of, results))
         self.counts.launches += 1
         self.counts.num_bytes += moved
-        if self.captured is not None:
-            self.captured.steps.append(_Step(op, args, kwargs, [] if in_place else results, moved))
+        tape = self.captures.open
+        if isinstance(tape, _Tape):
+            tape.steps.append(_Step(op, args, kwargs, [] if in_place else results, moved))
 
     def _instead_of_cuda(self) -> dict[str, Any]:
         """What is used of `torch.cuda`."""
@@ -346,33 +353,25 @@ class PretendedCuda(TorchDispatchMode):
             "memory_reserved": lambda *_: 0,
             "memory_allocated": lambda *_: 0,
             "synchronize": lambda *_: self.wait("synchronize"),
+            "empty_cache": lambda: None,
             "Event": lambda **_: _Event(),
-            "Stream": lambda *_: _Stream(),
-            "current_stream": lambda *_: _Stream(),
-            "stream": lambda *_: contextlib.nullcontext(),
-            "graph_pool_handle": lambda: (0, 0),
             "CUDAGraph": _Tape,
-            "graph": self._capturing,
+            **self.captures.instead_of_cuda(),
         }
 
     def _set_device(self, device: torch.device | int) -> None:
         self._current_index = device if isinstance(device, int) else device.index or 0
 
-    @contextlib.contextmanager
-    def _capturing(self, tape: _Tape, **_: Any) -> Iterator[None]:
-        counts = self.counts
-        self.captured, self.counts = tape, Counts()
-        try:
-            yield
-        finally:
-            self.captured, self.counts = None, counts
+    def begin_capture(self, tape: _Tape, pool: Pool) -> None:
+        """What is done from now on is recorded, and counts when it is replayed."""
+        self.captures.begin(tape, pool)
+        self._counts_outside, self.counts = self.counts, Counts()
 
-
-class _Stream:
-    """There is one in truth."""
-
-    def wait_stream(self, other: _Stream) -> None:
-        """It has nothing to wait for."""
+    def end_capture(self, tape: _Tape) -> None:
+        """What is done from now on counts again."""
+        if self.captures.open is tape:
+            self.counts = self._counts_outside
+        self.captures.end(tape)
 
 
 class _Event:
@@ -404,6 +403,13 @@ class _Tape:
 
     def __init__(self) -> None:
         self.steps: list[_Step] = []
+        self.valid = True
+
+    def capture_begin(self, pool: Pool = (0, 0), capture_error_mode: str = "global") -> None:
+        device_now().begin_capture(self, pool)
+
+    def capture_end(self) -> None:
+        device_now().end_capture(self)
 
     def replay(self) -> None:
         with torch.utils._python_dispatch._disable_current_modes():

@@ -137,6 +137,7 @@ def test_a_wait_in_a_recording_is_an_error(cuda: PretendedCuda, name: str) -> No
 
     with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
         CudaGraphs(CUDA)(step)
+    cuda.captures.check_sound()
 
 
 def test_a_replay_repeats_the_device_not_the_host(cuda: PretendedCuda) -> None:

@@ -17,7 +17,7 @@ from paceline.decoding.cpu.kernel_cache import warn_of_what_is_not_kept
 from paceline.engine.backends.captured import CudaGraphs, Recorder
 from paceline.engine.backends.registry import BACKENDS
 from paceline.engine.cache_size import check_before_weights
-from paceline.engine.device import keep_attention_from_cudnn, make_current
+from paceline.engine.device import is_out_of_memory, keep_attention_from_cudnn, make_current
 from paceline.engine.loading.model import (
     DTYPES,
     LoadedModel,
@@ -89,7 +89,7 @@ def build(config: WorkerConfig) -> Built:
     try:
         return _build_on(device, config)
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise InvalidArgumentError(
             "num_blocks",

@@ -49,12 +49,17 @@ class FakeCuda:
         self.made: list[FakeStream] = []
         self.pools = 0
         self.captures: list[dict[str, Any]] = []
+        self.sync_debug_modes: list[Any] = [0]
         self.on: FakeStream = self.current
         self.capturing = False
-        for name in ("current_stream", "graph_pool_handle", "stream", "graph"):
+        for name in ("current_stream", "graph_pool_handle", "stream"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_: None)
         monkeypatch.setattr(torch.cuda, "Stream", self.new_stream)
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(self))
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.sync_debug_modes[-1])
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self.sync_debug_modes.append)
 
     def new_stream(self, device: object) -> FakeStream:
         self.made.append(FakeStream(device))
@@ -73,18 +78,18 @@ class FakeCuda:
         yield
         self.on = before
 
-    @contextlib.contextmanager
-    def graph(self, graph: FakeGraph, **asked: Any) -> Iterator[None]:
-        self.captures.append(asked)
-        self.capturing = True
-        with self.stream(asked["stream"]):
-            yield
-        self.capturing = False
-
 
 class FakeGraph:
-    def __init__(self) -> None:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
         self.replays = 0
+
+    def capture_begin(self, pool: int, **asked: Any) -> None:
+        self.cuda.captures.append({"pool": pool, "stream": self.cuda.on, **asked})
+        self.cuda.capturing = True
+
+    def capture_end(self) -> None:
+        self.cuda.capturing = False
 
     def replay(self) -> None:
         self.replays += 1
@@ -94,16 +99,16 @@ def test_steps_are_tried_and_recorded_on_one_stream(monkeypatch: pytest.MonkeyPa
     """torch's own recording stream belongs to the first device."""
     cuda = FakeCuda(monkeypatch)
     graphs = CudaGraphs(torch.device("cuda", 1))
-    ran: list[tuple[FakeStream, bool]] = []
+    ran: list[tuple[FakeStream, bool, Any]] = []
 
     def step() -> Tensor:
-        ran.append((cuda.on, cuda.capturing))
+        ran.append((cuda.on, cuda.capturing, cuda.sync_debug_modes[-1]))
         return torch.ones(1)
 
     replays = [graphs(step) for _ in range(3)]
     (stream,) = cuda.made
     assert stream.device == torch.device("cuda", 1)
-    assert ran == [(stream, False), (stream, True)] * 3
+    assert ran == [(stream, False, "error"), (stream, True, 0)] * 3
     assert stream.waited == [cuda.current] * 3
     assert cuda.current.waited == [stream] * 3, "what follows waits for the trial"
     asked = {"pool": 1, "stream": stream, "capture_error_mode": "thread_local"}

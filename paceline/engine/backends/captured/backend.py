@@ -1,7 +1,7 @@
 """Replays recorded passes of common shapes, padded to a bucket and cut back.
 
 A bucket is recorded at its second use. Until then, and for passes that fit no bucket, the wrapped backend
-computes the pass. A model that cannot be recorded is not tried again.
+computes the pass. A failed recording concerns its bucket alone (refusals.py).
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from paceline.core.errors import in_one_line
 from paceline.decoding.noise import MAX_NOISE
 from paceline.engine.backends.captured.buckets import MAX_BATCH_ROWS, ROWS, Bucket, bucket_of
 from paceline.engine.backends.captured.choosing import choosing_step, chosen_of
 from paceline.engine.backends.captured.recording import Recorder, Step
+from paceline.engine.backends.captured.refusals import Refusals
 from paceline.engine.backends.captured.static_inputs import StaticInputs
 from paceline.engine.backends.interface import Backend, Skills
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import PagedCache
 from paceline.engine.cancel import CancelToken
+from paceline.engine.device import free_bytes, is_out_of_memory
 from paceline.engine.layout import PassLayout, SequenceInput
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.kv import BlockTable
@@ -80,13 +83,17 @@ class CapturedBackend:
         self._max_keys = min(max_model_len, cache.num_blocks * cache.block_size)
         self._recorded: OrderedDict[Bucket, _Recording] = OrderedDict()
         self._asked: dict[Bucket, int] = {}
-        self.usable = True
-        """False once a recording has failed."""
+        self._refusals = Refusals(lambda: free_bytes(cache.device))
 
     @property
     def skills(self) -> Skills:
-        """It draws chains as long as it can record."""
-        return _CHOOSES if self.usable else self._backend.skills
+        """It draws chains; those of a bucket that is not recorded are empty."""
+        return _CHOOSES
+
+    @property
+    def usable(self) -> bool:
+        """True unless a bucket that was to be recorded is not."""
+        return not len(self._refusals)
 
     @property
     def weight_bytes(self) -> int:
@@ -164,33 +171,42 @@ class CapturedBackend:
         return None if told is None else chosen_of(told.tolist(), [item.num_others for item in inputs])
 
     def _replayed(self, bucket: Bucket | None, write: Callable[[StaticInputs], None]) -> Tensor | None:
-        if bucket is None or not self.usable:
+        if bucket is None:
             return None
         recording = self._recorded.get(bucket)
         if recording is None:
             self._asked[bucket] = self._asked.get(bucket, 0) + 1
             patience = PATIENCE if len(self._recorded) < MAX_RECORDED else PATIENCE_FULL
-            recording = self._record(bucket, write) if self._asked[bucket] > patience else None
+            wanted = self._asked[bucket] > patience and self._refusals.allow(bucket)
+            recording = self._record(bucket, write) if wanted else None
         else:
             self._recorded.move_to_end(bucket)
             write(recording.inputs)
         return None if recording is None else recording.replay()
 
     def _record(self, bucket: Bucket, write: Callable[[StaticInputs], None]) -> _Recording | None:
-        inputs = StaticInputs(bucket, self._cache)
-        # Recording runs the step, which writes to the cache, so the inputs must be the caller's.
-        write(inputs)
         try:
+            inputs = StaticInputs(bucket, self._cache)
+            # Recording runs the step, which writes to the cache, so the inputs must be the caller's.
+            write(inputs)
             recording = _Recording(inputs, self._recorder(self._step(inputs)))
-        except Exception:
-            log.exception("%s cannot be recorded; continuing without recordings", bucket)
-            self.usable = False
-            self._recorded.clear()
-            return None
+        except Exception as error:
+            log.debug("%s cannot be recorded", bucket, exc_info=True)
+            reason, out_of_memory = f"{type(error).__name__}: {in_one_line(error)}", is_out_of_memory(error)
+        else:
+            return self._keep(bucket, recording)
+        # Not inside the exception handler: the traceback keeps the tensors of the step.
+        if self._cache.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._refusals.add(bucket, reason, out_of_memory=out_of_memory)
+        return None
+
+    def _keep(self, bucket: Bucket, recording: _Recording) -> _Recording:
         if len(self._recorded) >= MAX_RECORDED:
             evicted, _ = self._recorded.popitem(last=False)
             del self._asked[evicted]
         self._recorded[bucket] = recording
+        self._refusals.forget(bucket)
         return recording
 
     def _step(self, inputs: StaticInputs) -> Step:
