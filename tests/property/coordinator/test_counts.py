@@ -84,11 +84,7 @@ def test_every_count_is_of_committed_tokens(data: st.DataObject, k: int, samplin
     while of.it.phase is not Phase.DONE and len(of.rounds) < stays:
         of.step()
     of.take(of.it(Signal.CANCEL))
-    stats, metrics, generated = (
-        of.it.state.stats,
-        of.metrics,
-        of.it.state.ledger.num_generated,
-    )
+    stats, metrics, generated = (of.it.state.stats, of.metrics, of.it.state.ledger.num_generated)
 
     origins = [commit.origins for _, commit in of.rounds]
     accepted = [each.count(TokenOrigin.ACCEPTED) for each in origins]

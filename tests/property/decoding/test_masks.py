@@ -87,11 +87,7 @@ def processors(params: SamplingParams, bad: Words, prompt_length: int) -> Logits
 @SETTINGS
 @given(
     seed=st.integers(0, 2**31),
-    sequences=st.lists(
-        st.tuples(requests, ledgers, st.integers(0, 3), trees()),
-        min_size=1,
-        max_size=4,
-    ),
+    sequences=st.lists(st.tuples(requests, ledgers, st.integers(0, 3), trees()), min_size=1, max_size=4),
 )
 def test_masks_equal_transformers(
     seed: int,

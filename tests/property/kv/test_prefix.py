@@ -245,10 +245,7 @@ def test_a_planted_prefix_bug_is_caught(broken: type[CachedPrefix]) -> None:
 
 @pytest.mark.parametrize(
     ("method", "bug"),
-    [
-        ("_own_tail", lambda self: None),
-        ("_tail_is_shared", lambda self: False),
-    ],
+    [("_own_tail", lambda self: None), ("_tail_is_shared", lambda self: False)],
     ids=["writes to a kept block", "writes to a shared block"],
 )
 def test_a_planted_table_bug_is_caught(

@@ -195,11 +195,7 @@ verify_rounds = st.builds(
 by_outcome = st.dictionaries(st.tuples(uint32, uint32), proposals(), max_size=3)
 """Proposals for outcomes of a round: (accepted, next token)."""
 verify_aheads = st.builds(
-    messages.VerifyAhead,
-    **addresses,
-    base_length=uint32,
-    proposals=by_outcome,
-    plain_otherwise=st.booleans(),
+    messages.VerifyAhead, **addresses, base_length=uint32, proposals=by_outcome, plain_otherwise=st.booleans()
 )
 draft_rounds = st.builds(
     messages.DraftRound,

@@ -11,12 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from paceline.core.clock import ManualClock
-from paceline.core.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    NotFoundError,
-    StaleEpochError,
-)
+from paceline.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, StaleEpochError
 from paceline.core.messages import CloseSequence, DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.multi_step import ChainSkills

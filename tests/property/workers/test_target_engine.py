@@ -16,12 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from paceline.core.clock import ManualClock
-from paceline.core.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    NotFoundError,
-    StaleEpochError,
-)
+from paceline.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, StaleEpochError
 from paceline.core.messages import CloseSequence, OpenSequence, RoundVerdict, SequenceFailed, VerifyRound
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, Verdict
 from paceline.decoding.sampling import to_sparse, truncate_support

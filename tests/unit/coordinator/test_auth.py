@@ -19,9 +19,7 @@ def key(name: str, **limits: int) -> ApiKey:
 
 
 @given(
-    st.integers(1, 20),
-    st.floats(0.01, 50),
-    st.lists(st.floats(0, 10, allow_subnormal=False), max_size=60),
+    st.integers(1, 20), st.floats(0.01, 50), st.lists(st.floats(0, 10, allow_subnormal=False), max_size=60)
 )
 def test_a_bucket_never_exceeds_its_rate(capacity: int, rate: float, pauses: list[float]) -> None:
     bucket, now = TokenBucket(capacity, rate), 0.0

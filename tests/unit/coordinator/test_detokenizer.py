@@ -32,12 +32,7 @@ def tokenizer_of(tokens: Iterable[str], decoder: decoders.Decoder) -> Tokenizer:
 @functools.cache
 def byte_fallback() -> Tokenizer:
     """As Llama 2, Mistral, Gemma and Phi-3 have it: a token for each byte, valid only together."""
-    parts = [
-        decoders.Replace("▁", " "),
-        decoders.ByteFallback(),
-        decoders.Fuse(),
-        decoders.Strip(" ", 1, 0),
-    ]
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     return tokenizer_of((*WORDS, *(f"<0x{byte:02X}>" for byte in range(256))), decoders.Sequence(parts))
 
 

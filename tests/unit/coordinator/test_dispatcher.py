@@ -891,11 +891,7 @@ def test_the_oldest_waiting_sequence_retries_first() -> None:
     service.fail(second)
     service.fail(third)
     service.it.cancel(first)
-    assert [r.state.phase for r in (second, third, fourth)] == [
-        Phase.VERIFYING,
-        Phase.WAITING,
-        Phase.WAITING,
-    ]
+    assert [r.state.phase for r in (second, third, fourth)] == [Phase.VERIFYING, Phase.WAITING, Phase.WAITING]
 
 
 def test_nobody_is_admitted_before_one_waiting_for_blocks() -> None:
@@ -1001,9 +997,7 @@ def test_shutdown_ends_every_sequence_with_one_error() -> None:
     assert (service.it.running, service.it.waiting, service.targets[0].load) == (0, 0, 0)
 
 
-def test_next_rounds_are_sent_before_commits_are_emitted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_next_rounds_are_sent_before_commits_are_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target waits for the next rounds of all verdicts in one frame."""
     service = Service(drafts=1)
     one, two = service.submit(k=0), service.submit(k=0)

@@ -108,12 +108,7 @@ def test_a_prompt_is_reported_once_despite_repeats() -> None:
 
 @pytest.mark.parametrize(
     ("start", "tokens"),
-    [
-        (2, LONG_PROMPT[2:]),
-        (0, LONG_PROMPT),
-        (1, (4, 9)),
-        (1, (*LONG_PROMPT[1:], 8)),
-    ],
+    [(2, LONG_PROMPT[2:]), (0, LONG_PROMPT), (1, (4, 9)), (1, (*LONG_PROMPT[1:], 8))],
     ids=["a gap", "the first token", "another token", "beyond the prompt"],
 )
 def test_a_report_unlike_the_prompt_is_refused(start: int, tokens: tuple[int, ...]) -> None:

@@ -73,9 +73,7 @@ async def test_commands_beyond_one_frame_take_several(link: Link, monkeypatch: p
     assert max(map(len, beside.commands)) <= 2
 
 
-async def test_an_unreadable_certificate_is_retried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_unreadable_certificate_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be being renewed. Other links go on."""
     seen: list[LinkState] = []
     tried = asyncio.Event()

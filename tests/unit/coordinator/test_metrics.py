@@ -125,11 +125,7 @@ def test_an_aborted_or_failed_sequence_has_no_latency() -> None:
 
 @pytest.mark.parametrize(
     ("error", "failed"),
-    [
-        (None, {}),
-        (CancelledError("left"), {}),
-        (InvalidArgumentError("a", "b"), {"INVALID_ARGUMENT": 1}),
-    ],
+    [(None, {}), (CancelledError("left"), {}), (InvalidArgumentError("a", "b"), {"INVALID_ARGUMENT": 1})],
 )
 def test_failed_requests_are_counted_by_code(error: PacelineError | None, failed: dict[str, int]) -> None:
     metrics = Metrics()

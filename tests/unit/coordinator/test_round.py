@@ -279,9 +279,7 @@ def test_the_first_verdict_reports_cached_tokens(told: int, counted: int) -> Non
 
 
 @pytest.mark.parametrize("ending", [(5, EOS, 7, 8), (5, 6, 7, EOS)])
-def test_a_final_verdict_is_clipped_and_closes_both_workers(
-    ending: tuple[int, ...],
-) -> None:
+def test_a_final_verdict_is_clipped_and_closes_both_workers(ending: tuple[int, ...]) -> None:
     it = verifying(*ending[:3])
     emit, *rest = it.judge(*ending)
     assert isinstance(emit, Emit)
@@ -540,11 +538,7 @@ def test_a_preempted_sequence_repeats_its_round() -> None:
     it = verifying(5)
     error = ResourceExhaustedError("full")
     assert it.target_fails(error) == [WaitForBlocks(error, preempted=True)]
-    assert (it.phase, it.state.deadline, it.state.holds_target) == (
-        Phase.WAITING,
-        None,
-        False,
-    )
+    assert (it.phase, it.state.deadline, it.state.holds_target) == (Phase.WAITING, None, False)
     (command,) = sent(it(Signal.BLOCKS_FREED))
     assert command == VerifyRound("s", 1, 2, 4, (), Proposal((5,)))
     assert (it.phase, it.state.holds_target) == (Phase.VERIFYING, True)
@@ -620,9 +614,7 @@ def test_a_target_lacking_tokens_gets_the_tail() -> None:
 @pytest.mark.parametrize(
     "error", [InvalidArgumentError("proposal.distributions", "bad"), InternalError("nan after token 5")]
 )
-def test_a_proposal_failing_on_the_target_is_dropped(
-    error: PacelineError,
-) -> None:
+def test_a_proposal_failing_on_the_target_is_dropped(error: PacelineError) -> None:
     it = verifying(5)
     opening, again = sent(it.target_fails(error))
     assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.state.params)

@@ -168,10 +168,7 @@ def test_continuations_are_unused_when_plain_is_chosen() -> None:
     assert sent(it(Continuations("s", 1, 2, it.length, {Outcome(1, 5): Proposal((6, 6, 6))}))) == []
     (command,) = sent(verdict(it, 7, 5))
     assert command.proposal == Proposal()
-    assert policy.told()[-2:] == [
-        ("on_verify", 0, False),
-        ("choose", 5, 2, it.state.ledger.remaining),
-    ]
+    assert policy.told()[-2:] == [("on_verify", 0, False), ("choose", 5, 2, it.state.ledger.remaining)]
 
 
 def test_a_too_long_proposal_is_not_measured() -> None:

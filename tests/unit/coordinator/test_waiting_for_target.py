@@ -24,9 +24,7 @@ async def test_cancelling_as_the_target_is_found_ends_the_wait(turns: int, coord
     assert over or waiting.cancelled()
 
 
-async def test_a_missing_target_is_awaited_for_the_recovery_timeout(
-    coordinator: Coordinator,
-) -> None:
+async def test_a_missing_target_is_awaited_for_the_recovery_timeout(coordinator: Coordinator) -> None:
     object.__setattr__(coordinator.config, "recovery_timeout", 0.0)
     with pytest.raises(UnavailableError, match="no target worker is available"):
         await coordinator.wait_for_target()

@@ -134,9 +134,7 @@ def test_the_least_recently_used_structure_is_forgotten(monkeypatch: pytest.Monk
     assert [wanted.regex for _, wanted in one._compiled] == ["a", "c"]
 
 
-def test_structures_with_much_processor_time_are_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_structures_with_much_processor_time_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Followed texts leave states in the compiled structure. Each look at the clock costs 1/8 s here."""
     monkeypatch.setattr(limits, "MAX_MASK_SECONDS", 1.0)
     ticks = itertools.count()
@@ -153,9 +151,7 @@ def test_structures_with_much_processor_time_are_forgotten(
     assert one.start(second).masks([1]).tolist() == busy.masks([1]).tolist()
 
 
-def test_a_structure_in_steady_use_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_structure_in_steady_use_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling it for every sequence would delay all others."""
     seconds = [0.0]
     right, compiled = compiler.Grammars._compile, []

@@ -274,9 +274,7 @@ def test_rows_end_with_the_time_of_all_sequences(
     assert len(timed.state.masks([], [a] * 4, seconds)) == rows
 
 
-def test_a_text_followed_anew_gets_the_follow_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_text_followed_anew_gets_the_follow_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is longer than that of one round's masks."""
     text = [TOKENS.index("a")] * 30
     timed = Timed(monkeypatch, token=0.9 * limits.MAX_FOLLOW_SECONDS / len(text), row=0.4)

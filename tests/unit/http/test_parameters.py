@@ -134,10 +134,7 @@ def test_temperatures_out_of_range_are_refused(given: float) -> None:
     assert caught.value.field == "temperature"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("store", 0), ("store", True), ("parallel_tool_calls", 1)],
-)
+@pytest.mark.parametrize(("name", "value"), [("store", 0), ("store", True), ("parallel_tool_calls", 1)])
 def test_a_value_of_another_type_is_not_harmless(name: str, value: Any) -> None:
     assert refused(ChatRequest, {**CHAT, name: value}).param == name
 

@@ -14,10 +14,7 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.structured import StructuredOutputs
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-BOTH = [
-    (CompletionRequest, {"prompt": "x"}),
-    (ChatRequest, {"messages": [{"role": "user", "content": "x"}]}),
-]
+BOTH = [(CompletionRequest, {"prompt": "x"}), (ChatRequest, {"messages": [{"role": "user", "content": "x"}]})]
 
 
 def wanted(model: Any, least: dict[str, Any], **given: Any) -> Any:

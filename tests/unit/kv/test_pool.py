@@ -185,15 +185,7 @@ def corrupt_cached(pool: BlockPool) -> None:
 
 @pytest.mark.parametrize(
     "corrupt",
-    [
-        corrupt_count,
-        corrupt_negative,
-        corrupt_free,
-        corrupt_heap,
-        corrupt_lost,
-        corrupt_kept,
-        corrupt_cached,
-    ],
+    [corrupt_count, corrupt_negative, corrupt_free, corrupt_heap, corrupt_lost, corrupt_kept, corrupt_cached],
 )
 def test_the_integrity_check_sees_planted_damage(corrupt: object) -> None:
     pool = BlockPool(4, 1)

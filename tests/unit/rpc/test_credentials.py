@@ -74,8 +74,7 @@ async def test_local_processes_are_reached_from_an_event_loop(address: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("files", "field"),
-    [(("certificate", "key"), "worker_tls_certificate"), (("ca",), "worker_tls_ca")],
+    ("files", "field"), [(("certificate", "key"), "worker_tls_certificate"), (("ca",), "worker_tls_ca")]
 )
 def test_a_file_removed_after_reading_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], field: str

@@ -22,11 +22,7 @@ from paceline.v1 import common_pb2, target_pb2
 
 @pytest.mark.parametrize(
     "bad_words",
-    [
-        [[]],
-        [[1] * (limits.MAX_BAD_WORD_TOKENS + 1)],
-        [[1]] * (2 * limits.MAX_BAD_WORDS + 1),
-    ],
+    [[[]], [[1] * (limits.MAX_BAD_WORD_TOKENS + 1)], [[1]] * (2 * limits.MAX_BAD_WORDS + 1)],
     ids=["empty", "long", "many"],
 )
 def test_tokenised_bad_words_are_bounded(bad_words: list[list[int]]) -> None:

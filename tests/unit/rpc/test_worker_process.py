@@ -203,9 +203,7 @@ async def test_the_cache_is_checked_only_while_idle(monkeypatch: pytest.MonkeyPa
     assert (shell._cache_info().sequences, checks) == (0, ["pool", "index"])
 
 
-async def test_the_cache_is_checked_at_most_once_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_cache_is_checked_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any client's GetStatus would have the engine check all blocks."""
     clock, checks = ManualClock(), 0
 

@@ -72,10 +72,7 @@ def test_auto_means_the_first_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             {**ONE, "target_gpu_memory_utilization": 0.7, "draft_gpu_memory_utilization": 0.4},
             "draft_gpu_memory_utilization",
         ),
-        (
-            {**ONE, "draft_num_blocks": 3, "draft_gpu_memory_utilization": 0.4},
-            "draft_gpu_memory_utilization",
-        ),
+        ({**ONE, "draft_num_blocks": 3, "draft_gpu_memory_utilization": 0.4}, "draft_gpu_memory_utilization"),
         ({**ONE, "draft_num_blocks": 0}, "draft_num_blocks"),
         ({"draft_model": None, "draft_num_blocks": 3}, "draft_num_blocks"),
         ({"draft_model": None, "drafter": "ngram"}, "drafter"),

@@ -243,11 +243,7 @@ def test_asyncio_does_not_log_a_forgotten_tasks_exception(written: io.StringIO) 
         task = loop.create_task(_fail())
         await asyncio.wait([task])
         loop.call_exception_handler(
-            {
-                "message": "Task exception was never retrieved",
-                "exception": task.exception(),
-                "future": task,
-            }
+            {"message": "Task exception was never retrieved", "exception": task.exception(), "future": task}
         )
 
     asyncio.run(forget())

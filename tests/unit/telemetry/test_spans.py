@@ -70,9 +70,7 @@ def test_a_pause_between_clock_readings_does_not_shift_a_span(
     assert (span.start_time, span.end_time) == ((100 + began) * SECOND, (101 + began) * SECOND)
 
 
-def test_a_silent_collector_does_not_delay_the_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silent_collector_does_not_delay_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     over, released = threading.Event(), threading.Event()
 
     class Dead(InMemorySpanExporter):
