@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import httpx2
 import pytest
 
-from coordinator.api.chat_template import ChatTemplate
-from coordinator.api.http.app import make_app
 from coordinator.auth import Gate, Group
-from coordinator.sequence.ledger import Commit, Finish
+from coordinator.sequence.ledger import Commit
 from coordinator.sequence.stats import SpeculationStats
 from coordinator.telemetry.metrics import Metrics
 from coordinator.telemetry.tenants import TenantMetrics
 from coordinator.text.long_texts import LongTexts
 from coordinator.text.vocabulary import Vocabulary
 from paceline.core.errors import PacelineError, UnavailableError
-from paceline.core.types import AcceptanceMode, FinishReason, SequenceParams, TokenOrigin
+from paceline.core.types import AcceptanceMode, FinishReason, SequenceParams
 from paceline.rpc.codec import GenerateCall, check_against_model
 from paceline.v1 import common_pb2
-
-MAX_MODEL_LEN = 2048
-Script = Callable[[GenerateCall], AsyncIterator[Commit]]
-
-
-def commit(
-    index: int, text: str, *, choice: int = 0, finish: FinishReason | None = None, **more: Any
-) -> Commit:
-    """One token's worth of text."""
-    end = None if finish is None else Finish(finish)
-    return Commit(index, (5,), (TokenOrigin.TARGET,), text, end, choice, **more)
+from tests.unit.http.api import MAX_MODEL_LEN, Api, Exchange, Script, commit
 
 
 async def hello(call: GenerateCall) -> AsyncIterator[Commit]:
@@ -43,7 +30,7 @@ async def hello(call: GenerateCall) -> AsyncIterator[Commit]:
     for choice in range(call.sampling.n):
         yield commit(0, f"hello{choice}", choice=choice)
     for choice in range(call.sampling.n):
-        yield commit(1, " world", choice=choice, finish=FinishReason.LENGTH)
+        yield commit(1, " world", FinishReason.LENGTH, choice)
 
 
 @dataclass
@@ -154,52 +141,12 @@ def coordinator(vocabulary: Vocabulary) -> ScriptedCoordinator:
     return ScriptedCoordinator(vocabulary)
 
 
-@dataclass
-class Exchange:
-    """One request to an ASGI application, by hand: the client leaves when `leave` is set."""
-
-    sent: list[Any] = field(default_factory=list)
-    leave: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def receive(self) -> Any:
-        await self.leave.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(message.get("body", b"") for message in self.sent)
-
-    @property
-    def complete(self) -> bool:
-        return bool(self.sent) and self.sent[-1].get("more_body") is False
+@pytest.fixture
+async def api(coordinator: ScriptedCoordinator) -> AsyncIterator[Api]:
+    async with Api(coordinator) as made:
+        yield made
 
 
 @pytest.fixture
 def exchange() -> Exchange:
     return Exchange()
-
-
-@pytest.fixture(name="commit")
-def commit_factory() -> Callable[..., Commit]:
-    return commit
-
-
-@pytest.fixture
-async def client(coordinator: ScriptedCoordinator) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the whole application, without a chat template."""
-    async with make_client(coordinator) as made:
-        yield made
-
-
-@pytest.fixture(name="make_client")
-def client_factory() -> Callable[..., httpx2.AsyncClient]:
-    return make_client
-
-
-def make_client(coordinator: Any, template: ChatTemplate | None = None) -> httpx2.AsyncClient:
-    """In process; a defect is answered with 500 instead of being raised here."""
-    transport = httpx2.ASGITransport(make_app(coordinator, template), raise_app_exceptions=False)
-    return httpx2.AsyncClient(transport=transport, base_url="http://test")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.refusals import refused
 
 from coordinator.api import chat_template
 from coordinator.api.chat_template import ChatTemplate, load
@@ -89,48 +90,54 @@ def transformers_tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("source", [TURNS, STRICT, HELPERS, PARTS])
+sources = pytest.mark.parametrize(
+    "source", [TURNS, STRICT, HELPERS, PARTS], ids=["turns", "strict", "helpers", "parts"]
+)
+CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+def both(folder: Path, source: str) -> tuple[Any, ChatTemplate]:
+    """transformers' tokenizer and ours, of one model with this template."""
+    configure(folder, chat_template=source)
+    template = load(str(folder))
+    assert template is not None
+    return transformers_tokenizer(folder), template
+
+
+@sources
 @pytest.mark.parametrize("opens", [True, False])
 async def test_text_and_tokens_equal_transformers(
     source: str, opens: bool, folder: Path, coordinator: Any
 ) -> None:
-    configure(folder, chat_template=source)
-    oracle, template = transformers_tokenizer(folder), load(str(folder))
-    assert template is not None
+    oracle, template = both(folder, source)
+    options = {"add_generation_prompt": opens}
     for messages in CONVERSATIONS:
-        options = {"add_generation_prompt": opens}
         want = oracle.apply_chat_template(messages, tokenize=False, **options)
         assert template.render(messages, **options) == want
         tokens = oracle.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
         assert await Conversations(coordinator, template).encode(messages, **options) == tokens
 
 
-@pytest.mark.parametrize("source", [TURNS, STRICT, HELPERS, PARTS])
+@sources
 @pytest.mark.parametrize("end", ["an answer", "an answer  ", " x\n", ""])
 def test_a_continued_message_ends_like_transformers(source: str, end: str, folder: Path) -> None:
-    configure(folder, chat_template=source)
+    oracle, template = both(folder, source)
     messages = [turn("hello"), turn(end, ASSISTANT)]
-    options = {"continue_final_message": True, "add_generation_prompt": False}
-    want = transformers_tokenizer(folder).apply_chat_template(messages, tokenize=False, **options)
-    template = load(str(folder))
-    assert template is not None
-    assert template.render(messages, **options) == want
+    want = oracle.apply_chat_template(messages, tokenize=False, **CONTINUED)
+    assert template.render(messages, **CONTINUED) == want
 
 
-def test_a_continued_message_may_have_parts() -> None:
+@pytest.mark.parametrize("source", [PARTS, TURNS], ids=["parts", "turns"])
+def test_a_continued_message_may_have_parts(source: str) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}]
-    options = {"continue_final_message": True, "add_generation_prompt": False}
-    for source in (PARTS, TURNS):
-        text = ChatTemplate(source).render([turn("x"), turn(parts, ASSISTANT)], **options)
-        assert text.endswith("b ")
+    text = ChatTemplate(source).render([turn("x"), turn(parts, ASSISTANT)], **CONTINUED)
+    assert text.endswith("b ")
 
 
-def test_an_unshown_message_cannot_be_continued() -> None:
-    template = ChatTemplate("{{ messages[0].content }}")
-    for messages in ([turn("x"), turn("y", ASSISTANT)], [turn("x"), turn([], ASSISTANT)]):
-        with pytest.raises(InvalidArgumentError) as caught:
-            template.render(messages, continue_final_message=True)
-        assert caught.value.field == "continue_final_message"
+@pytest.mark.parametrize("last", ["y", []])
+def test_an_unshown_message_cannot_be_continued(last: Any) -> None:
+    with refused("continue_final_message"):
+        ChatTemplate("{{ messages[0].content }}").render([turn("x"), turn(last, ASSISTANT)], **CONTINUED)
 
 
 def test_text_parts_are_passed_or_joined(folder: Path) -> None:
@@ -149,36 +156,40 @@ def test_a_developer_role_becomes_system_if_unknown() -> None:
     assert ChatTemplate(knowing).render(developer) == "D"
 
 
-def test_a_name_is_shown_or_refused() -> None:
-    messages = [turn("x"), turn("y", name="Ann")]
-    assert ChatTemplate(NAMED).render(messages) == "user: x\nuser Ann: y\n"
-    with pytest.raises(InvalidArgumentError) as caught:
-        ChatTemplate(TURNS).render(messages)
-    assert caught.value.field == "messages[1].name"
+# A template may show names of one role only.
+OF_USERS = NAMED.replace("m.name %}", "m.name and m.role == 'user' %}")
+ANN, BOB = turn("x", name="Ann"), turn("z", ASSISTANT, name="Bob")
 
 
-def test_an_unshown_name_is_refused_for_each_role() -> None:
-    """A template may show names of one role only."""
-    messages = [turn("x", name="Ann"), turn("y", ASSISTANT), turn("z", ASSISTANT, name="Bob")]
-    of_users = NAMED.replace("m.name %}", "m.name and m.role == 'user' %}")
-    with pytest.raises(InvalidArgumentError, match="no name with the role assistant") as caught:
-        ChatTemplate(of_users).render(messages)
-    assert caught.value.field == "messages[2].name"
-    assert "assistant Bob: z" in ChatTemplate(NAMED).render(messages)
-    with pytest.raises(InvalidArgumentError, match="no name with the role developer"):
-        ChatTemplate(of_users).render([turn("x", "developer", name="Cy")])
+@pytest.mark.parametrize(
+    ("source", "messages", "text"),
+    [
+        (NAMED, [turn("x"), ANN], "user: x\nuser Ann: x\n"),
+        (NAMED, [ANN, BOB], "user Ann: x\nassistant Bob: z\n"),
+        # A name equal to the role may be shown, and need not.
+        (NAMED, [turn("y", name=USER), turn("z", ASSISTANT)], "user user: y\nassistant: z\n"),
+        (TURNS, [turn("y", name=USER)], "<|turn|>user\ny<|end|>\n<|turn|>assistant\n"),
+        (TURNS, [turn("x", "developer", name="developer")], "<|turn|>system\nx<|end|>\n<|turn|>assistant\n"),
+    ],
+)
+def test_a_name_is_shown(source: str, messages: Any, text: str) -> None:
+    assert ChatTemplate(source).render(messages) == text
 
 
-def test_a_name_equal_to_the_role_is_accepted() -> None:
-    """A template may show it, and need not."""
-    messages = [turn("x", "developer", name="developer"), turn("y", name=USER), turn("z", ASSISTANT)]
-    nameless = [{key: value for key, value in message.items() if key != "name"} for message in messages]
-    assert ChatTemplate(TURNS).render(messages) == ChatTemplate(TURNS).render(nameless)
-    assert ChatTemplate(NAMED).render(messages[1:]) == "user user: y\nassistant: z\n"
-    for role, name in ((USER, "Ann"), (USER, "User"), (ASSISTANT, USER)):
-        with pytest.raises(InvalidArgumentError, match=f"no name with the role {role}") as caught:
-            ChatTemplate(TURNS).render([*messages, turn("a", role, name=name)])
-        assert caught.value.field == "messages[3].name"
+@pytest.mark.parametrize(
+    ("source", "last", "role"),
+    [
+        (TURNS, ANN, USER),
+        (TURNS, turn("a", name="User"), USER),
+        (TURNS, turn("a", ASSISTANT, name=USER), ASSISTANT),
+        (OF_USERS, BOB, ASSISTANT),
+        (OF_USERS, turn("x", "developer", name="Cy"), "developer"),
+    ],
+)
+def test_an_unshown_name_is_refused(source: str, last: Any, role: str) -> None:
+    messages = [turn("y", name=USER), turn("z", ASSISTANT), last]
+    with refused("messages[2].name", f"no name with the role {role}"):
+        ChatTemplate(source).render(messages)
 
 
 def test_a_name_required_by_the_template_is_accepted() -> None:
@@ -189,15 +200,13 @@ def test_a_name_required_by_the_template_is_accepted() -> None:
 def test_variables_are_used_or_refused() -> None:
     assert ChatTemplate(THINKING).render([turn("x")], variables={"think": True}) == "<think>x"
     for name in ("other", "messages", "tools", "bos_token", "add_generation_prompt"):
-        with pytest.raises(InvalidArgumentError) as caught:
+        with refused("chat_template_kwargs"):
             ChatTemplate(THINKING).render([turn("x")], variables={name: True})
-        assert caught.value.field == "chat_template_kwargs"
 
 
 def test_a_templates_refusal_is_the_callers_error() -> None:
-    with pytest.raises(InvalidArgumentError, match="roles must alternate, but got assistant") as caught:
+    with refused("messages", "roles must alternate, but got assistant"):
         ChatTemplate(STRICT).render([turn("x", ASSISTANT)])
-    assert caught.value.field == "messages"
 
 
 @pytest.mark.parametrize(
@@ -213,15 +222,13 @@ def test_a_templates_refusal_is_the_callers_error() -> None:
     ],
 )
 def test_a_failing_template_ends_one_request(source: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="cannot render") as caught:
+    with refused("messages", "cannot render"):
         ChatTemplate(source).render([turn("x")])
-    assert caught.value.field == "messages"
 
 
 def test_an_invalid_template_is_refused_at_once() -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused("chat_template"):
         ChatTemplate("{% for %}")
-    assert caught.value.field == "chat_template"
 
 
 def test_the_embedded_pair_has_no_template() -> None:
@@ -229,7 +236,6 @@ def test_the_embedded_pair_has_no_template() -> None:
 
 
 def rendered(template: ChatTemplate | None) -> str:
-    assert template is not None
     return template.render([turn("x")])
 
 
@@ -247,9 +253,8 @@ def test_templates_are_found_in_the_documented_places(
     mine.write_text("mine {{ bos_token }}")
     assert rendered(load(str(folder), str(mine))) == "mine <|endoftext|>"
     assert rendered(load("embedded:target", str(mine))) == "mine <|endoftext|>"
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused("chat_template"):
         load(str(folder), str(mine.parent / "none"))
-    assert caught.value.field == "chat_template"
 
 
 @pytest.mark.parametrize("decoder", [False, True])
@@ -267,9 +272,8 @@ def test_special_tokens_equal_transformers(decoder: bool, folder: Path) -> None:
 @pytest.mark.parametrize("content", ["[1]", "{"])
 def test_a_broken_tokenizer_config_is_named(content: str, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(content)
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused("tokenizer"):
         load(str(folder))
-    assert caught.value.field == "tokenizer"
 
 
 def test_a_hub_models_template_is_fetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,9 +339,8 @@ async def test_a_conversation_is_bounded_before_rendering(
     monkeypatch.setattr(limits, "MAX_PROMPT_CHARACTERS", 10)
     monkeypatch.setattr(chat_template.ChatTemplate, "render", None)
     conversations = Conversations(coordinator, ChatTemplate(TURNS))
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused("messages"):
         await conversations.encode([turn("x" * 6), turn("y" * 6)])
-    assert caught.value.field == "messages"
 
 
 async def test_a_long_conversation_renders_the_same(coordinator: Any) -> None:

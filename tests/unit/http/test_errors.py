@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx2
 import openai
 import pytest
 
-from coordinator.api.chat_template import ChatTemplate
 from coordinator.api.http.server.errors import HttpError, from_error
 from coordinator.auth import NeverFitsError
 from paceline.core import errors, limits
@@ -17,9 +15,7 @@ from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.rpc.codec import GenerateCall, check_against_model
 from paceline.rpc.codec.generation import ContextLengthError
 from paceline.rpc.codec.status import from_status, to_status
-
-MAX_MODEL_LEN = 2048
-"""Of the scripted coordinator."""
+from tests.unit.http.api import CHATS, COMPLETIONS, LEAST, MAX_MODEL_LEN, Api
 
 STATUSES = [
     (errors.InvalidArgumentError("seed", "is wrong"), 400, "seed"),
@@ -45,23 +41,22 @@ def test_the_status_table_has_every_error() -> None:
 
 @pytest.mark.parametrize(("error", "status", "param"), STATUSES)
 async def test_each_error_has_its_status_and_shape(
-    error: errors.PacelineError, status: int, param: str | None, coordinator: Any, client: httpx2.AsyncClient
+    error: errors.PacelineError, status: int, param: str | None, coordinator: Any, api: Api
 ) -> None:
     coordinator.refusal = error
-    answer = await client.post("/v1/completions", json={"prompt": "x"})
+    answer = await api.ask()
     assert answer.status_code == status
-    (name, content), *rest = answer.json().items()
-    assert name == "error"
-    assert not rest
+    assert list(answer.json()) == ["error"]
+    content = answer.json()["error"]
     assert set(content) == {"message", "type", "param", "code"}
-    assert content["param"] == param
-    assert content["message"] == error.message
+    assert (content["param"], content["message"]) == (param, error.message)
     assert ("retry-after" in answer.headers) == (status in (429, 503))
 
 
-def test_an_unexpected_error_reveals_nothing() -> None:
-    told = from_error(ValueError("a prompt's text"))
-    assert (told.status, told.message) == (500, "internal error")
+async def test_an_unexpected_error_is_500_without_its_text(coordinator: Any, api: Api) -> None:
+    coordinator.refusal = RuntimeError("a prompt's text")
+    error = {"message": "internal error", "type": "server_error", "param": None, "code": "internal_error"}
+    assert await api.refusal(status=500) == error
 
 
 def test_only_temporary_refusals_have_retry_after() -> None:
@@ -74,15 +69,12 @@ def test_openais_client_does_not_retry_impossible_requests() -> None:
     """It retries 429 unless told not to."""
 
     def tries(error: errors.ResourceExhaustedError) -> int:
-        asked = 0
+        asked, told = [], from_error(error)
 
-        def answer(_: httpx2.Request) -> httpx2.Response:
-            nonlocal asked
-            asked += 1
-            told = from_error(error)
-            return httpx2.Response(
-                told.status, json=told.body, headers={"retry-after-ms": "1"} | told.headers
-            )
+        def answer(request: httpx2.Request) -> httpx2.Response:
+            asked.append(request)
+            headers = {"retry-after-ms": "1"} | told.headers
+            return httpx2.Response(told.status, json=told.body, headers=headers)
 
         with (
             httpx2.Client(transport=httpx2.MockTransport(answer)) as transport,
@@ -90,7 +82,7 @@ def test_openais_client_does_not_retry_impossible_requests() -> None:
             pytest.raises(openai.RateLimitError),
         ):
             client.models.list()
-        return asked
+        return len(asked)
 
     assert tries(NeverFitsError("more than ever")) == 1
     assert tries(errors.ResourceExhaustedError("full")) > 1
@@ -99,27 +91,17 @@ def test_openais_client_does_not_retry_impossible_requests() -> None:
 @pytest.mark.parametrize(
     ("path", "values", "param"),
     [
-        ("/v1/completions", {"prompt": [5] * MAX_MODEL_LEN}, "prompt"),
-        ("/v1/completions", {"prompt": [5] * (MAX_MODEL_LEN - 3)}, "max_tokens"),
-        ("/v1/chat/completions", {}, "messages"),
-        ("/v1/chat/completions", {"max_completion_tokens": MAX_MODEL_LEN}, "max_completion_tokens"),
+        (COMPLETIONS, {"prompt": [5] * MAX_MODEL_LEN}, "prompt"),
+        (COMPLETIONS, {"prompt": [5] * (MAX_MODEL_LEN - 3)}, "max_tokens"),
+        (CHATS, {"messages": [{"role": "user", "content": "x " * MAX_MODEL_LEN}]}, "messages"),
+        (CHATS, {"max_completion_tokens": MAX_MODEL_LEN}, "max_completion_tokens"),
     ],
 )
 async def test_a_too_long_request_has_openais_error_code(
-    path: str,
-    values: dict[str, Any],
-    param: str,
-    coordinator: Any,
-    make_client: Callable[..., httpx2.AsyncClient],
+    path: str, values: dict[str, Any], param: str, api: Api
 ) -> None:
     """Programs that shorten conversations look for this code or these words."""
-    if "chat" in path:
-        content = "x" if values else "x " * MAX_MODEL_LEN
-        values = {"messages": [{"role": "user", "content": content}], **values}
-    async with make_client(coordinator, ChatTemplate("{{ messages[0].content }}")) as client:
-        answer = await client.post(path, json=values)
-    error = answer.json()["error"]
-    assert answer.status_code == 400
+    error = await api.refusal(path, **values)
     assert (error["type"], error["code"]) == ("invalid_request_error", "context_length_exceeded")
     assert error["param"] == param
     words = f"{param}: this model's maximum context length is {MAX_MODEL_LEN} tokens; "
@@ -140,20 +122,6 @@ def test_an_http_error_is_kept() -> None:
     assert from_error(error) is error
 
 
-async def test_an_unexpected_error_is_500_without_its_text(
-    coordinator: Any, client: httpx2.AsyncClient
-) -> None:
-    coordinator.refusal = RuntimeError("a prompt's text")
-    answer = await client.post("/v1/completions", json={"prompt": "x"})
-    assert answer.status_code == 500
-    assert answer.json()["error"] == {
-        "message": "internal error",
-        "type": "server_error",
-        "param": None,
-        "code": "internal_error",
-    }
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
@@ -165,40 +133,39 @@ async def test_an_unexpected_error_is_500_without_its_text(
     ],
 )
 async def test_an_unknown_path_or_method_is_refused(
-    method: str, path: str, status: int, code: str, client: httpx2.AsyncClient
+    method: str, path: str, status: int, code: str, api: Api
 ) -> None:
-    answer = await client.request(method, path)
+    answer = await api.request(method, path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-async def test_an_unknown_model_is_not_found(client: httpx2.AsyncClient, coordinator: Any) -> None:
-    for path, values in (
-        ("/v1/completions", {"prompt": "x"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-        ("/tokenize", {"prompt": "x"}),
-        ("/detokenize", {"tokens": [1]}),
-    ):
-        answer = await client.post(path, json={**values, "model": "other"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [*LEAST.items(), ("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_an_unknown_model_is_not_found(path: str, values: Any, api: Api, coordinator: Any) -> None:
+    error = await api.refusal(path, **values, model="gpt-4", status=404)
+    assert error["code"] == "model_not_found"
+    assert "a/model" in error["message"]
     assert not coordinator.calls
 
 
-async def test_errors_name_the_requests_own_fields(client: httpx2.AsyncClient) -> None:
-    for values, param in (
-        (
-            {"speculative_decoding": {"num_speculative_tokens": 99}},
-            "speculative_decoding.num_speculative_tokens",
-        ),
+K = "speculative_decoding.num_speculative_tokens"
+USAGE = {"include_usage": False, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"speculative_decoding": {"num_speculative_tokens": 99}}, K),
         ({"speculative_decoding": {"acceptance": "never"}}, "speculative_decoding.acceptance"),
         ({"top_k": 2**40}, "top_k"),
         ({"stop_token_ids": [2**40]}, "stop_token_ids"),
         ({"best_of": 2}, "best_of"),
         ({"n": 0}, "n"),
         ({"stream_options": {}}, "stream_options"),
-        (
-            {"stream": True, "stream_options": {"include_usage": False, "continuous_usage_stats": True}},
-            "stream_options.continuous_usage_stats",
-        ),
+        ({"stream": True, "stream_options": USAGE}, "stream_options.continuous_usage_stats"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": ["x"] * 3, "n": 100}, "prompt"),
@@ -207,9 +174,10 @@ async def test_errors_name_the_requests_own_fields(client: httpx2.AsyncClient) -
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"echo": True, "logprobs": 1, "prompt_logprobs": 2}, "prompt_logprobs"),
         ({"echo": True, "logprobs": 1, "n": 2, "stream": True}, "n"),
-    ):
-        answer = await client.post("/v1/completions", json={"prompt": "x", **values})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), values
+    ],
+)
+async def test_errors_name_the_requests_own_fields(values: dict[str, Any], param: str, api: Api) -> None:
+    assert (await api.refusal(**values))["param"] == param
 
 
 @pytest.mark.parametrize("prompt", [[5] * 4, [[5] * 2] * 2, "def main():", ["def main():"], [[5] * 3, [5]]])
@@ -222,40 +190,15 @@ async def test_errors_name_the_requests_own_fields(client: httpx2.AsyncClient) -
     ],
 )
 async def test_prompt_reports_are_bounded_over_all_choices(
-    prompt: Any,
-    given: dict[str, Any],
-    param: str,
-    coordinator: Any,
-    client: httpx2.AsyncClient,
-    monkeypatch: pytest.MonkeyPatch,
+    prompt: Any, given: Any, param: str, coordinator: Any, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of these prompts, or all of a request, have 4 tokens."""
+    """Each of these prompts, or all of a request, have 4 tokens. Ids are counted before any begins."""
     values = {"prompt": prompt, "n": 3, **given}
     monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 4 * 2 * 3)
-    assert (await client.post("/v1/completions", json=values)).status_code == 200
+    await api.answer(**values)
     monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 4 * 2 * 3 - 1)
     coordinator.script = None  # nothing is to run
-    answer = await client.post("/v1/completions", json=values)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    coordinator.calls.clear()
+    assert (await api.refusal(**values))["param"] == param
     assert coordinator.running == 0
-
-
-async def test_token_id_prompts_are_checked_before_any_begins(
-    coordinator: Any, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 7)
-    answer = await client.post("/v1/completions", json={"prompt": [[5, 5]] * 2, "prompt_logprobs": 1})
-    assert answer.status_code == 400
-    assert not coordinator.calls
-
-
-async def test_a_prompt_report_bound_names_the_given_field(
-    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 7)
-    for values, param in (
-        ({"echo": True, "logprobs": 1}, "logprobs"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
-    ):
-        answer = await client.post("/v1/completions", json={"prompt": "def main():", **values})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert not coordinator.calls or isinstance(prompt, str) or prompt == ["def main():"]

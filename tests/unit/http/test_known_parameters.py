@@ -18,6 +18,7 @@ from coordinator.api.http.openai.schema.bodies import (
 )
 from coordinator.api.http.server.body import parse
 from coordinator.api.http.server.errors import HttpError
+from tests.unit.http.api import MESSAGES
 
 _VLLM_BOTH = """
 add_special_tokens allowed_token_ids bad_words cache_salt ec_transfer_params frequency_penalty ignore_eos
@@ -39,7 +40,6 @@ _VLLM_TOKENIZE = """
 model prompt messages add_special_tokens add_generation_prompt continue_final_message return_token_strs
 chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs tools
 """
-MESSAGES = [{"role": "user", "content": "x"}]
 ODD = {"nobody": "sends this"}
 """A value that no parameter takes for a default."""
 

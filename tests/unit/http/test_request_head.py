@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from coordinator.api.http.server.server import HttpServer
+from tests.unit.http.port import exchange, send_body, served, start_answer
 
-HANG = 30.0
 GET, POST = b"GET /p HTTP/1.1\r\n", b"POST /p HTTP/1.1\r\nhost: x\r\n"
 CHUNKS = b"\r\n3\r\nabc\r\n0\r\n\r\n"
 OFFER = b"connection: upgrade\r\nupgrade: h2c\r\n"
@@ -71,41 +72,39 @@ TAKEN = {
 NEXT = b"GET /next HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
-async def answers(data: bytes) -> tuple[bytes, list[str]]:
-    """What comes until the server closes the connection, and the paths of what it served."""
-    served: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        served.append(scope["path"])
-        while (await receive()).get("more_body"):
-            pass
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-    server = HttpServer(app, "127.0.0.1", 0)
-    await server.start()
-    try:
-        async with asyncio.timeout(HANG):
-            host, port = server.address.split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(data + NEXT)
-            answer = await reader.read()
-            writer.close()
-    finally:
-        await server.stop(1)
-    return answer, served
+paths: list[str] = []
+"""The paths of what was served."""
 
 
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    paths.append(scope["path"])
+    while (await receive()).get("more_body"):
+        pass
+    await start_answer(send, length=0)
+    await send_body(send, b"")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[HttpServer]:
+    """One for all: a port takes a while to stop."""
+    async with served(app) as made:
+        yield made
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", REFUSED)
-async def test_an_ambiguous_head_is_refused(name: str) -> None:
-    answer, served = await answers(REFUSED[name])
+async def test_an_ambiguous_head_is_refused(name: str, server: HttpServer) -> None:
+    paths.clear()
+    answer = await exchange(server, REFUSED[name] + NEXT)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
-    assert "/next" not in served
+    assert "/next" not in paths
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", TAKEN)
-async def test_an_unambiguous_head_is_accepted(name: str) -> None:
-    answer, served = await answers(TAKEN[name])
+async def test_an_unambiguous_head_is_accepted(name: str, server: HttpServer) -> None:
+    paths.clear()
+    answer = await exchange(server, TAKEN[name] + NEXT)
     assert answer.startswith(b"HTTP/1.1 200 ")
-    assert served == (["/p"] if name == "1.0" else ["/p", "/next"])
+    assert paths == (["/p"] if name == "1.0" else ["/p", "/next"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx2
 import pytest
 
 from coordinator.telemetry.call_log import Call
 from paceline.core.errors import UnavailableError
+from tests.unit.http.api import COMPLETIONS, LEAST, Api
 
-BODY = {"prompt": "x", "max_tokens": 2}
-GIVEN = "front-4711/a=b"
+BODY = LEAST[COMPLETIONS]
+GIVEN = {"x-request-id": "front-4711/a=b"}
 
 
 def ended(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
@@ -36,49 +36,45 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_given_id_is_the_calls(
-    client: httpx2.AsyncClient, contexts: list[dict[str, Any]], stream: bool
-) -> None:
-    answer = await client.post(
-        "/v1/completions", json=BODY | {"stream": stream}, headers={"x-request-id": GIVEN}
-    )
+async def test_a_given_id_is_the_calls(api: Api, contexts: list[dict[str, Any]], stream: bool) -> None:
+    answer = await api.post(COMPLETIONS, json=BODY | {"stream": stream}, headers=GIVEN)
     assert answer.status_code == 200
-    assert answer.headers.get_list("x-request-id") == [GIVEN]
+    assert answer.headers.get_list("x-request-id") == [GIVEN["x-request-id"]]
     (context,) = contexts
-    assert context["request_id"] == GIVEN
+    assert context["request_id"] == GIVEN["x-request-id"]
     assert context["response_id"].startswith("cmpl-")
     if not stream:
         assert context["response_id"] == answer.json()["id"]
 
 
-async def test_without_an_id_the_answers_is_used(
-    client: httpx2.AsyncClient, contexts: list[dict[str, Any]]
-) -> None:
-    answer = await client.post("/v1/completions", json=BODY)
+async def test_without_an_id_the_answers_is_used(api: Api, contexts: list[dict[str, Any]]) -> None:
+    answer = await api.ask()
     assert answer.headers["x-request-id"] == answer.json()["id"] == contexts[0]["request_id"]
     assert "response_id" not in contexts[0]
 
 
-async def test_two_calls_may_have_the_same_id(client: httpx2.AsyncClient, coordinator: Any) -> None:
+async def test_two_calls_may_have_the_same_id(api: Api, coordinator: Any) -> None:
     for _ in range(2):
-        answer = await client.post("/v1/completions", json=BODY, headers={"x-request-id": GIVEN})
-        assert answer.status_code == 200
+        assert (await api.post(COMPLETIONS, json=BODY, headers=GIVEN)).status_code == 200
     assert len({call.request_id for call in coordinator.calls}) == 2
 
 
-@pytest.mark.parametrize("path", ["/version", "/nowhere", "/v1/models"])
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/version", 200),
+        ("GET", "/nowhere", 404),
+        ("GET", "/v1/models", 200),
+        ("POST", COMPLETIONS, 503),
+    ],
+)
 async def test_every_answer_has_the_request_id(
-    client: httpx2.AsyncClient, coordinator: Any, path: str
+    api: Api, coordinator: Any, method: str, path: str, status: int
 ) -> None:
-    answer = await client.get(path, headers={"x-request-id": GIVEN})
-    assert answer.headers["x-request-id"] == GIVEN
-
-
-async def test_errors_have_the_request_id(client: httpx2.AsyncClient, coordinator: Any) -> None:
     coordinator.refusal = UnavailableError("away")
-    answer = await client.post("/v1/completions", json=BODY, headers={"x-request-id": GIVEN})
-    assert answer.status_code == 503
-    assert answer.headers["x-request-id"] == GIVEN
+    for given in (GIVEN, {"x-request-id": "x" * 128}):
+        answer = await api.request(method, path, json=BODY, headers=given)
+        assert (answer.status_code, answer.headers["x-request-id"]) == (status, given["x-request-id"])
 
 
 @pytest.mark.parametrize(
@@ -92,10 +88,10 @@ async def test_errors_have_the_request_id(client: httpx2.AsyncClient, coordinato
     ],
 )
 async def test_an_unusable_id_is_refused_by_name(
-    client: httpx2.AsyncClient, coordinator: Any, headers: Any, caplog: pytest.LogCaptureFixture
+    api: Api, coordinator: Any, headers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    answer = await client.post("/v1/completions", json=BODY, headers=headers)
+    answer = await api.post(COMPLETIONS, json=BODY, headers=headers)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == "x-request-id"
@@ -105,39 +101,23 @@ async def test_an_unusable_id_is_refused_by_name(
     assert ended(caplog)["field"] == "x-request-id"
 
 
-async def test_the_longest_id_is_accepted(client: httpx2.AsyncClient) -> None:
-    answer = await client.get("/version", headers={"x-request-id": "x" * 128})
-    assert answer.headers["x-request-id"] == "x" * 128
-
-
-# ---- what a refused request's line says --------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("body", "field"),
+    ("values", "field"),
     [
-        ({"prompt": "x", "temperature": -1}, "temperature"),
-        ({"prompt": "x", "temperature": "hot"}, "temperature"),
-        ({"prompt": "x", "max_tokens": 10**6}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"max_tokens": 10**6}, "max_tokens"),
         ({"prompt": [["x"]]}, "prompt"),
-        ({"prompt": "x", "no_such": 1}, "no_such"),
-        ({"prompt": "x", "what I had for dinner": 1}, "other"),
-        ({"prompt": "x", "x" * 65: 1}, "other"),
+        ({"no_such": 1}, "no_such"),
+        ({"what I had for dinner": 1}, "other"),
+        ({"x" * 65: 1}, "other"),
+        ({}, ""),
     ],
 )
-async def test_a_refused_requests_log_line_names_the_field(
-    client: httpx2.AsyncClient, body: Any, field: str, caplog: pytest.LogCaptureFixture
+async def test_a_requests_log_line_names_a_refused_field(
+    api: Api, values: Any, field: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    answer = await client.post("/v1/completions", json=body)
-    assert answer.status_code == 400
-    assert ended(caplog)["field"].partition("[")[0] == field
+    assert (await api.ask(**values)).status_code == (400 if field else 200)
+    assert ended(caplog).get("field", "").partition("[")[0] == field
     assert "dinner" not in caplog.text
-
-
-async def test_a_served_requests_log_line_names_no_field(
-    client: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    await client.post("/v1/completions", json=BODY)
-    assert "field" not in ended(caplog)

@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
+from harness.refusals import refused
 
-from coordinator.api.chat_template import ChatTemplate
-from coordinator.api.http.app import make_app
 from coordinator.api.sampling_defaults import SamplingDefaults, load, of_file
 from paceline.core import limits
 from paceline.core.config import CoordinatorConfig
-from paceline.core.errors import InvalidArgumentError
+from tests.unit.http.api import CHATS, COMPLETIONS, Api, both_paths
 
 FILE = {
     "temperature": 0.6,
@@ -30,7 +28,6 @@ FILE = {
     "transformers_version": "5.0",
 }
 SAMPLED = {name: FILE[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
-MESSAGES = [{"role": "user", "content": "def main():"}]
 
 
 def config(folder: Path, **changes: Any) -> CoordinatorConfig:
@@ -81,18 +78,14 @@ def test_the_embedded_pair_keeps_its_defaults() -> None:
     ],
 )
 def test_values_out_of_range_are_refused(given: dict[str, Any], name: str) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused("generation_config", f"its {name} must.*`none`"):
         of_file(given)
-    assert caught.value.field == "generation_config"
-    assert f"its {name} must" in caught.value.description
-    assert "`none`" in caught.value.description
 
 
 def test_a_broken_generation_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[")
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused("generation_config"):
         load(config(tmp_path))
-    assert caught.value.field == "generation_config"
 
 
 def test_a_temperature_too_low_is_raised() -> None:
@@ -100,51 +93,47 @@ def test_a_temperature_too_low_is_raised() -> None:
 
 
 def test_unknown_settings_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused("generation_config"):
         config(Path("x"), generation_config="vllm")
-    assert caught.value.field == "generation_config"
 
 
 @pytest.fixture
-async def client(coordinator: Any) -> AsyncIterator[httpx2.AsyncClient]:
-    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
-    app = make_app(coordinator, template, defaults=SamplingDefaults(SAMPLED, 2040))
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test") as made:
+async def api(coordinator: Any) -> AsyncIterator[Api]:
+    """With the file's values, and a template that adds nothing."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    async with Api(coordinator, template, defaults=SamplingDefaults(SAMPLED, 2040)) as made:
         yield made
 
 
-@pytest.mark.parametrize(
-    ("path", "least"),
-    [("/v1/completions", {"prompt": "def main():"}), ("/v1/chat/completions", {"messages": MESSAGES})],
-)
-async def test_requests_without_values_get_the_files(
-    path: str, least: dict[str, Any], client: httpx2.AsyncClient, coordinator: Any
-) -> None:
+@both_paths
+async def test_requests_without_values_get_the_files(path: str, api: Api, coordinator: Any) -> None:
     nulls = dict.fromkeys(SAMPLED)
     given = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
     for values in ({}, nulls, given):
-        assert (await client.post(path, json=least | values)).status_code == 200
+        await api.answer(path, **values)
     silent, null, said = (call.sampling for call in coordinator.calls)
     for name, value in SAMPLED.items():
         assert getattr(silent, name) == getattr(null, name) == value
         assert getattr(said, name) == given[name]
 
 
-async def test_an_unlimited_answer_gets_the_files_limit(client: httpx2.AsyncClient, coordinator: Any) -> None:
-    """Less where the model's length leaves less room; a completion has its own default."""
-    chat = "/v1/chat/completions"
-    long = [{"role": "user", "content": "def main():" * 3}]
-    for path, values in (
-        (chat, {"messages": MESSAGES}),
-        (chat, {"messages": long}),
-        (chat, {"messages": MESSAGES, "max_tokens": 7}),
-        ("/v1/completions", {"prompt": "x"}),
-    ):
-        assert (await client.post(path, json=values)).status_code == 200
-    assert [call.sampling.max_tokens for call in coordinator.calls] == [2040, 2048 - 12, 7, 16]
+@pytest.mark.parametrize(
+    ("path", "values", "limit"),
+    [
+        (CHATS, {}, 2040),
+        (CHATS, {"messages": [{"role": "user", "content": "def main():" * 3}]}, 2048 - 12),
+        (CHATS, {"max_tokens": 7}, 7),
+        (COMPLETIONS, {}, 16),
+    ],
+    ids=["the file's", "what the model's length leaves", "the request's", "a completion's default"],
+)
+async def test_an_unlimited_answer_gets_the_files_limit(
+    path: str, values: Any, limit: int, api: Api, coordinator: Any
+) -> None:
+    await api.answer(path, **values)
+    assert coordinator.calls[0].sampling.max_tokens == limit
 
 
-async def test_a_prompt_without_room_is_still_refused(client: httpx2.AsyncClient) -> None:
-    values = {"messages": [{"role": "user", "content": "def main():" * 512}]}
-    error = (await client.post("/v1/chat/completions", json=values)).json()["error"]
-    assert error["code"] == "context_length_exceeded"
+async def test_a_prompt_without_room_is_still_refused(api: Api) -> None:
+    messages = [{"role": "user", "content": "def main():" * 512}]
+    assert (await api.refusal(CHATS, messages=messages))["code"] == "context_length_exceeded"

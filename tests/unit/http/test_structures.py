@@ -7,14 +7,15 @@ from typing import Any
 import orjson
 import pytest
 
-from coordinator.api.http.openai.schema.bodies import ChatRequest, CompletionRequest
+from coordinator.api.http.openai.schema.bodies import ChatRequest
 from coordinator.api.http.server.body import parse
 from coordinator.api.http.server.errors import HttpError, from_error
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.structured import StructuredOutputs
+from tests.unit.http.api import CHATS, LEAST, both_models
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-BOTH = [(CompletionRequest, {"prompt": "x"}), (ChatRequest, {"messages": [{"role": "user", "content": "x"}]})]
+TEXT, OBJECT = {"type": "text"}, {"type": "json_object"}
 
 
 def wanted(model: Any, least: dict[str, Any], **given: Any) -> Any:
@@ -25,12 +26,12 @@ def json_schema(**changes: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA} | changes}
 
 
-@pytest.mark.parametrize(("model", "least"), BOTH)
+@both_models
 @pytest.mark.parametrize(
     ("given", "core"),
     [
-        ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": TEXT}, None),
+        ({"response_format": OBJECT}, {"json_object": True}),
         ({"response_format": json_schema(strict=True, description="d")}, {"json": SCHEMA}),
         ({"structured_outputs": {"json": SCHEMA}}, {"json": SCHEMA}),
         ({"structured_outputs": {"json": '{"type": "null"}'}}, {"json": '{"type": "null"}'}),
@@ -41,7 +42,7 @@ def json_schema(**changes: Any) -> dict[str, Any]:
             {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
             {"json_object": True, "disable_any_whitespace": True},
         ),
-        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, {"regex": "a"}),
+        ({"structured_outputs": {"regex": "a"}, "response_format": TEXT}, {"regex": "a"}),
     ],
 )
 def test_structures_reach_the_core(model: Any, least: dict[str, Any], given: Any, core: Any) -> None:
@@ -49,7 +50,7 @@ def test_structures_reach_the_core(model: Any, least: dict[str, Any], given: Any
     assert wanted(model, least, **given).sampling().structure == want
 
 
-@pytest.mark.parametrize(("model", "least"), BOTH)
+@both_models
 @pytest.mark.parametrize(
     ("given", "param"),
     [
@@ -65,19 +66,13 @@ def test_structures_reach_the_core(model: Any, least: dict[str, Any], given: Any
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": "["}}, "structured_outputs.json"),
-        (
-            {"structured_outputs": {"json": "["}, "response_format": {"type": "text"}},
-            "structured_outputs.json",
-        ),
-        ({"structured_outputs": {}, "response_format": {"type": "text"}}, "structured_outputs"),
+        ({"structured_outputs": {"json": "["}, "response_format": TEXT}, "structured_outputs.json"),
+        ({"structured_outputs": {}, "response_format": TEXT}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
-        (
-            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
-            "response_format",
-        ),
+        ({"structured_outputs": {"regex": "a"}, "response_format": OBJECT}, "response_format"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
-        ({"response_format": {"type": "json_object"}, "bad_words": ["a"]}, "bad_words"),
+        ({"response_format": OBJECT, "bad_words": ["a"]}, "bad_words"),
         ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [1]}, "allowed_token_ids"),
     ],
 )
@@ -93,6 +88,6 @@ def test_unsupported_structures_are_refused_by_name(
 
 
 def test_a_late_refusal_has_the_requests_field_name() -> None:
-    names = wanted(*BOTH[1], response_format=json_schema()).names
+    names = wanted(ChatRequest, LEAST[CHATS], response_format=json_schema()).names
     error = from_error(InvalidArgumentError("structured_outputs.json", "Invalid type"), names)
     assert error.param == "response_format.json_schema.schema"

@@ -6,7 +6,6 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -15,7 +14,7 @@ from coordinator.sequence.ledger import Commit, Ledger
 from coordinator.text.vocabulary import Vocabulary
 from paceline.core.types import TokenLogprobs, TokenOrigin
 from paceline.rpc.codec import GenerateCall
-from tests.unit.http.test_answer import stream
+from tests.unit.http.api import Api, script
 
 
 @pytest.fixture
@@ -33,19 +32,16 @@ def bytewise() -> Vocabulary:
 @pytest.mark.parametrize("shown", ["日é x", ""])
 @pytest.mark.parametrize("echo", [True, False])
 async def test_offsets_are_where_tokens_begin_in_the_text(
-    echo: bool, shown: str, bytewise: Vocabulary, coordinator: Any, client: httpx2.AsyncClient
+    echo: bool, shown: str, bytewise: Vocabulary, coordinator: Any, api: Api
 ) -> None:
     prompt = bytewise.encode(shown)
     generated = [*(bytewise.encode("🙂 ö", add_special_tokens=False)), 0, prompt[-1]]
     text = bytewise.decode(prompt) if echo else ""
 
     async def scripted(call: GenerateCall) -> AsyncIterator[Commit]:
+        detokenizer = bytewise.detokenizer(prompt)
         ledger = Ledger(
-            prompt,
-            call.sampling,
-            detokenizer=bytewise.detokenizer(prompt),
-            eos_token_ids=frozenset(),
-            max_model_len=100,
+            prompt, call.sampling, detokenizer=detokenizer, eos_token_ids=frozenset(), max_model_len=100
         )
         if text:
             yield Commit(0, (), (), text)
@@ -60,9 +56,8 @@ async def test_offsets_are_where_tokens_begin_in_the_text(
 
     coordinator.vocabulary, coordinator.script = bytewise, scripted
     values = {"prompt": prompt, "echo": echo, "logprobs": 0, "max_tokens": len(generated)}
-    (whole,) = (await client.post("/v1/completions", json=values)).json()["choices"]
-    *chunks, _ = await stream(client, "/v1/completions", values)
-    parts = [chunk["choices"][0] for chunk in chunks]
+    whole = await api.choice(**values)
+    parts = [chunk["choices"][0] for chunk in await api.stream(**values)]
     token_ids = [*(prompt if echo else ()), *generated]
     # All characters are whole in the end; one that is not yet does not count.
     begins = [len(bytewise.decode(token_ids[:i]).rstrip("\ufffd")) for i in range(len(token_ids))]
@@ -74,23 +69,22 @@ async def test_offsets_are_where_tokens_begin_in_the_text(
 
 def reporting(vocabulary: Vocabulary, prompt: list[int], echo: str) -> Any:
     """A script that reports a prompt in parts, and generates `x<s>y` behind it."""
-
-    async def scripted(_: GenerateCall) -> AsyncIterator[Commit]:
-        yield Commit(0, (), (), echo)
-        for i in range(1, len(prompt), 2):
-            entries = tuple(TokenLogprobs(token, -0.5, 1) for token in prompt[i : i + 2])
-            yield Commit(0, (), (), "", prompt_logprobs=entries)
-        generated = vocabulary.tokenizer.encode("x<s>y", add_special_tokens=False).ids
-        for i, (token, text) in enumerate(zip(generated, ("x", "", "y"), strict=True)):
-            entry = TokenLogprobs(token, -0.5, 1)
-            yield Commit(i, (token,), (TokenOrigin.TARGET,), text, logprobs=(entry,))
-
-    return scripted
+    report = [TokenLogprobs(token, -0.5, 1) for token in prompt]
+    parts = [tuple(report[i : i + 2]) for i in range(1, len(prompt), 2)]
+    generated = vocabulary.tokenizer.encode("x<s>y", add_special_tokens=False).ids
+    return script(
+        Commit(0, (), (), echo),
+        *(Commit(0, (), (), "", prompt_logprobs=part) for part in parts),
+        *(
+            Commit(i, (token,), (TokenOrigin.TARGET,), text, logprobs=(TokenLogprobs(token, -0.5, 1),))
+            for i, (token, text) in enumerate(zip(generated, ("x", "", "y"), strict=True))
+        ),
+    )
 
 
 @pytest.mark.parametrize("as_text", [True, False])
 async def test_shown_special_tokens_count_in_offsets(
-    as_text: bool, bytewise: Vocabulary, coordinator: Any, client: httpx2.AsyncClient
+    as_text: bool, bytewise: Vocabulary, coordinator: Any, api: Api
 ) -> None:
     text = "é<s>b<e> \nc<s><s>"
     prompt = bytewise.encode(text)
@@ -103,16 +97,15 @@ async def test_shown_special_tokens_count_in_offsets(
         text, begins = bytewise.decode(prompt), [0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 5, 6, 7, 7]
     coordinator.vocabulary, coordinator.script = bytewise, reporting(bytewise, prompt, text)
     values = {"prompt": text if as_text else prompt, "echo": True, "logprobs": 0, "max_tokens": 3}
-    (whole,) = (await client.post("/v1/completions", json=values)).json()["choices"]
+    whole = await api.choice(**values)
     assert whole["text"] == text + "xy"
     assert whole["logprobs"]["text_offset"] == begins
-    *chunks, _ = await stream(client, "/v1/completions", values)
-    parts = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks]
+    parts = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in await api.stream(**values)]
     assert [offset for part in parts for offset in part] == begins
 
 
 async def test_a_whole_answer_is_made_outside_the_loops_thread(
-    bytewise: Vocabulary, coordinator: Any, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    bytewise: Vocabulary, coordinator: Any, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long prompt's offsets take a second, and other streams go on meanwhile."""
     made_by, make = set(), LogprobWriter.completion
@@ -125,7 +118,7 @@ async def test_a_whole_answer_is_made_outside_the_loops_thread(
     prompt = bytewise.encode("ab")
     coordinator.vocabulary, coordinator.script = bytewise, reporting(bytewise, prompt, "ab")
     values = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 3}
-    (choice,) = (await client.post("/v1/completions", json=values)).json()["choices"]
+    choice = await api.choice(**values)
     assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2, 3, 3]
     assert made_by
     assert threading.get_ident() not in made_by

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import httpx2
 import pytest
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from coordinator.api.chat_template import ChatTemplate
 from coordinator.api.http.openai.logprobs import LogprobWriter, TextOffsets
 from coordinator.api.http.openai.token_bytes import BYTES, token_bytes
-from coordinator.sequence.ledger import Commit
 from coordinator.text.detokenizer import REPLACEMENT
 from coordinator.text.vocabulary import Vocabulary
 from paceline.core.types import FinishReason, TokenLogprobs
-from paceline.rpc.codec import GenerateCall
+from tests.unit.http.api import CHATS, Api, commit, script
 
 
 def test_the_alphabet_is_that_of_byte_level_bpe() -> None:
@@ -41,14 +37,8 @@ def test_token_bytes_of_a_byte_level_vocabulary(vocabulary: Vocabulary) -> None:
 @pytest.fixture(scope="module")
 def falling_back() -> Vocabulary:
     """As SentencePiece's: some pieces, the bytes, U+FFFD itself, and a piece that looks byte-level."""
-    tokens = [
-        "<unk>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        "a",
-        "\u2581b",
-        REPLACEMENT,
-        "\u00f0\u0141",
-    ]
+    every = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["<unk>", *every, "a", "\u2581b", REPLACEMENT, "\u00f0\u0141"]
     tokenizer = Tokenizer(
         models.BPE({token: i for i, token in enumerate(tokens)}, [], byte_fallback=True, unk_token="<unk>")
     )
@@ -91,24 +81,15 @@ def test_the_likeliest_of_equal_texts_is_listed(
     assert lists["token_logprobs"] == [own]
 
 
-async def test_the_bytes_of_an_emojis_tokens_join_to_it(
-    coordinator: Any, commit: Any, make_client: Callable[..., httpx2.AsyncClient]
-) -> None:
+async def test_the_bytes_of_an_emojis_tokens_join_to_it(coordinator: Any, api: Api) -> None:
     """No token of it is a whole character."""
     content = "an 🎈é"
-
-    async def balloon(_: GenerateCall) -> AsyncIterator[Commit]:
-        tokens = await coordinator.tokenize(content)
-        for index, token in enumerate(tokens):
-            last = index == len(tokens) - 1
-            entry = TokenLogprobs(token, -0.5, 1, (token,), (-0.5,))
-            text, finish = (content, FinishReason.LENGTH) if last else ("", None)
-            yield commit(index, text, finish=finish, logprobs=(entry,))
-
-    coordinator.script = balloon
-    values = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 1}
-    async with make_client(coordinator, ChatTemplate("{{ messages[0].content }}")) as client:
-        (choice,) = (await client.post("/v1/chat/completions", json=values)).json()["choices"]
+    entries = [TokenLogprobs(t, -0.5, 1, (t,), (-0.5,)) for t in await coordinator.tokenize(content)]
+    coordinator.script = script(
+        *(commit(index, "", logprobs=(entry,)) for index, entry in enumerate(entries[:-1])),
+        commit(len(entries) - 1, content, FinishReason.LENGTH, logprobs=(entries[-1],)),
+    )
+    choice = await api.choice(CHATS, logprobs=True, top_logprobs=1)
     told = choice["logprobs"]["content"]
     assert any("\ufffd" in token["token"] for token in told)
     assert b"".join(bytes(token["bytes"]) for token in told).decode() == choice["message"]["content"]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from coordinator.api.http.server.server import BoundedProtocol, HttpServer
 from paceline.core import limits
+from tests.unit.http.port import connected, send_body, served, server_end, start_answer
 
-HANG = 20.0
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 MUCH = 16 * limits.MAX_HTTP_HEAD_BYTES
 
@@ -20,44 +17,27 @@ MUCH = 16 * limits.MAX_HTTP_HEAD_BYTES
 class App:
     """Answers each request; with what its body was, or, as one without a key is, at once."""
 
-    def __init__(self) -> None:
-        self.at_once = False
+    def __init__(self, *, at_once: bool = False) -> None:
+        self.at_once = at_once
         self.headers: list[list[tuple[bytes, bytes]]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        content, more = b"", not self.at_once
+        size, more = 0, not self.at_once
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
-            content, more = content + message["body"], message["more_body"]
+            size, more = size + len(message["body"]), message["more_body"]
         self.headers.append(scope["headers"])
-        content = b"%d" % len(content)
-        length = (b"content-length", b"%d" % len(content))
-        await send({"type": "http.response.start", "status": 200, "headers": [length]})
-        await send({"type": "http.response.body", "body": content})
+        content = b"%d" % size
+        await start_answer(send, length=len(content))
+        await send_body(send, content)
 
 
-@contextlib.asynccontextmanager
-async def connected(app: App) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, Any]]:
-    """Both ends of a connection; the server's last."""
-    server = HttpServer(app, "127.0.0.1", 0)
-    await server.start()
-    host, _, port = server.address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        async with asyncio.timeout(HANG):
-            while not (connections := server._uvicorn.server_state.connections):  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            (protocol,) = connections
-            assert isinstance(protocol, BoundedProtocol)
-            yield reader, writer, protocol
-    finally:
-        writer.close()
-        await server.stop(0)
+early = pytest.mark.parametrize("at_once", [True, False], ids=["answered", "awaited"])
 
 
-TRAILERS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("begun", "piece"),
     [
         (b"0\r\n", b"a: b\r\n"),
@@ -68,15 +48,12 @@ TRAILERS = pytest.mark.parametrize(
     ],
     ids=["many", "a long value", "a long name", "a line between chunks", "behind a chunk"],
 )
-
-
-@TRAILERS
-@pytest.mark.parametrize("at_once", [True, False], ids=["answered", "awaited"])
+@early
 async def test_endless_trailers_are_cut_off(begun: bytes, piece: bytes, at_once: bool) -> None:
     """They must not be kept."""
-    app = App()
-    app.at_once = at_once
-    async with connected(app) as (reader, writer, protocol):
+    app = App(at_once=at_once)
+    async with served(app) as server, connected(server) as (reader, writer):
+        protocol = await server_end(server)
         writer.write(HEAD + begun)
         if at_once:
             await reader.readuntil(b"\r\n\r\n0")
@@ -93,7 +70,7 @@ async def test_trailers_are_read_and_dropped() -> None:
     app = App()
     chunk = b"10000\r\n" + b"#" * 65536 + b"\r\n"
     small = b"0\r\n" + b"x-a: b\r\nhost: y\r\n" * 100 + b"\r\n"
-    async with connected(app) as (reader, writer, _):
+    async with served(app) as server, connected(server) as (reader, writer):
         for _ in range(3):
             writer.write(HEAD + chunk * 3 + small)
             answer = await reader.readuntil(b"%d" % (3 * 65536))
@@ -101,13 +78,13 @@ async def test_trailers_are_read_and_dropped() -> None:
     assert [len(headers) for headers in app.headers] == [2] * 3
 
 
-@pytest.mark.parametrize("at_once", [True, False], ids=["answered", "awaited"])
+@early
 async def test_a_body_in_any_pieces_is_not_a_trailer(at_once: bool) -> None:
     """Also with an early answer, and with long lines between chunks."""
-    app = App()
-    app.at_once = at_once
+    app = App(at_once=at_once)
     long_lines = (b"1;a=" + b"b" * 40_000 + b"\r\n#\r\n") * 5
-    async with connected(app) as (reader, _, protocol):
+    async with served(app) as server, connected(server) as (reader, _):
+        protocol = await server_end(server)
         for chunks, size in ((b"100000\r\n" + b"#" * 0x100000 + b"\r\n", 0x100000), (long_lines, 5)):
             # By hand: how much comes in one read is the system's to say.
             protocol.data_received(HEAD)

@@ -13,11 +13,12 @@ from paceline.core.errors import InvalidArgumentError
 
 
 @contextlib.contextmanager
-def refused(field: str) -> Iterator[None]:
-    """The block raises an InvalidArgumentError that names this field."""
-    with pytest.raises(InvalidArgumentError) as failure:
-        yield
-    assert failure.value.field == field
+def refused(field: str, words: str | None = None) -> Iterator[pytest.ExceptionInfo[InvalidArgumentError]]:
+    """The block raises an InvalidArgumentError that names this field, and matches the words if given."""
+    with pytest.raises(InvalidArgumentError, match=words) as failure:
+        yield failure
+    named = failure.value.field
+    assert named == field, f"{failure.value} names {named}, not {field}"
 
 
 @contextlib.contextmanager
