@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from harness.refusals import refused
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
@@ -19,32 +19,28 @@ from coordinator.text.vocabulary import Vocabulary
 from coordinator.workers.links import LinkState
 from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
-from paceline.core.errors import (
-    InternalError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-    StaleEpochError,
-    UnavailableError,
-)
+from paceline.core.errors import InternalError, ResourceExhaustedError, StaleEpochError, UnavailableError
 from paceline.core.structured import StructuredOutputs
-from paceline.core.types import SamplingParams, SpeculationParams
-from paceline.rpc.codec import GenerateCall, Resumption
+from paceline.core.types import SamplingParams
+from paceline.rpc.codec import GenerateCall
 from paceline.v1 import common_pb2
+from tests.unit.coordinator.machines import make_call, pass_through
 
 SECONDS = 30.0
 
 
-def info(model: str) -> common_pb2.WorkerInfo:
-    return common_pb2.WorkerInfo(model=model, max_model_len=100)
+def set_link(link: Any, model: str = "m", length: int = 100, state: LinkState = LinkState.READY) -> None:
+    """It was admitted as a worker of this model, and is in this state."""
+    link.known = link.admitted = common_pb2.WorkerInfo(model=model, max_model_len=length)
+    link.state = state
 
 
-async def test_a_refused_worker_does_not_describe_the_target(coordinator: Coordinator) -> None:
+async def test_a_refused_worker_does_not_describe_the_target(coordinator: Any) -> None:
     wrong, right = coordinator.dispatcher.targets
-    wrong.known, wrong.state = info("wrong"), LinkState.REFUSED
+    wrong.known, wrong.state = common_pb2.WorkerInfo(model="wrong"), LinkState.REFUSED
     with pytest.raises(UnavailableError):
         coordinator.target_info()
-    right.known = right.admitted = info("right")
-    right.state = LinkState.READY
+    set_link(right, "right")
     assert coordinator.target_info().model == "right"
     wrong.state = LinkState.LOST
     assert coordinator.target_info().model == "right"
@@ -73,32 +69,30 @@ async def test_a_coordinator_runs_throughput_and_expiry_tasks(
         await running
 
 
-async def test_a_serving_target_takes_precedence_over_a_lost_one(coordinator: Coordinator) -> None:
+async def test_a_serving_target_takes_precedence_over_a_lost_one(coordinator: Any) -> None:
     old, new = coordinator.dispatcher.targets
-    old.admitted, old.state = info("old"), LinkState.LOST
+    set_link(old, "old", state=LinkState.LOST)
     assert coordinator.target_info().model == "old"
-    new.admitted, new.state = info("new"), LinkState.READY
+    set_link(new, "new")
     assert coordinator.target_info().model == "new"
 
 
-async def test_limits_are_the_least_of_all_targets(coordinator: Coordinator) -> None:
+async def test_limits_are_the_least_of_all_targets(coordinator: Any) -> None:
     """A request may be served by any of them."""
     long, short = coordinator.dispatcher.targets
-    for link, length in ((long, 100), (short, 50)):
-        link.admitted, link.state = common_pb2.WorkerInfo(max_model_len=length), LinkState.READY
+    set_link(long, length=100)
+    set_link(short, length=50)
     assert coordinator.target_info().max_model_len == 50
     short.state = LinkState.LOST
     assert coordinator.target_info().max_model_len == 100
 
 
-async def test_metrics_keep_the_model_name_without_a_target(coordinator: Coordinator) -> None:
+async def test_metrics_keep_the_model_name_without_a_target(coordinator: Any) -> None:
     assert coordinator.known_name == ""
-    link = coordinator.dispatcher.targets[0]
-    link.admitted, link.state = info("m"), LinkState.READY
-    assert coordinator.known_name == "m"
-    link.state = LinkState.LOST
-    assert not coordinator.serving
-    assert coordinator.known_name == "m"
+    for state in (LinkState.READY, LinkState.LOST):
+        set_link(coordinator.dispatcher.targets[0], state=state)
+        assert coordinator.known_name == "m"
+        assert coordinator.serving is (state is LinkState.READY)
 
 
 async def test_a_coordinator_with_dead_links_ends(
@@ -118,11 +112,7 @@ async def test_a_coordinator_with_dead_links_ends(
 
 def resumed(coordinator: Coordinator, received: str, **sampling: Any) -> GenerateCall:
     """A call that goes on with a request that is not here."""
-    token_ids = tuple(coordinator.vocabulary.tokenizer.encode(received).ids)
-    asked = SamplingParams(max_tokens=50, seed=1, **sampling)
-    resumption = Resumption((len(token_ids),), (token_ids,))
-    call = GenerateCall("r", (5, 6), asked, SpeculationParams(), resumable=True)
-    return replace(call, resumption=resumption)
+    return make_call(received=coordinator.vocabulary.tokenizer.encode(received).ids, **sampling)
 
 
 async def test_received_tokens_are_replayed_outside_the_loop(
@@ -183,8 +173,7 @@ async def test_parameters_are_not_checked_for_every_choice(
     served: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For 128 choices of 32,768 allowed tokens that takes a second."""
-    sampling = SamplingParams(n=4, max_tokens=5, allowed_token_ids=range(3, 99))
-    begun = GenerateCall("n", (5, 6), sampling, SpeculationParams())
+    begun = make_call(name="n", seed=None, n=4, max_tokens=5, allowed_token_ids=range(3, 99))
     going_on = resumed(served, "def f", prompt_logprobs=1)
     checked: list[SamplingParams] = []
 
@@ -201,21 +190,16 @@ async def test_parameters_are_not_checked_for_every_choice(
 
 async def test_received_tokens_must_follow_the_structure(served: Coordinator) -> None:
     structure = StructuredOutputs(regex="[a-z]+")
-    async with served.generating(resumed(served, "abc", structured_outputs=structure)):
-        pass
-    with pytest.raises(InvalidArgumentError) as refused:
-        async with served.generating(resumed(served, "a1", structured_outputs=structure)):
-            pass
-    assert refused.value.field == "received"
+    await pass_through(served, resumed(served, "abc", structured_outputs=structure))
+    with refused("received"):
+        await pass_through(served, resumed(served, "a1", structured_outputs=structure))
     assert len(served.requests) == 0
 
 
 async def test_an_empty_text_is_valid_with_an_initial_token(served: Coordinator) -> None:
-    call = GenerateCall("", "", SamplingParams(max_tokens=5, echo=True), SpeculationParams())
-    with pytest.raises(InvalidArgumentError, match="has no tokens") as refused:
-        async with served.generating(call):
-            pass
-    assert refused.value.field == "prompt"
+    call = make_call("", name="", max_tokens=5, echo=True)
+    with refused("prompt", "has no tokens"):
+        await pass_through(served, call)
     tokenizer = Tokenizer.from_str(served.vocabulary.tokenizer.to_str())
     begin = tokenizer.id_to_token(0)
     tokenizer.post_processor = TemplateProcessing(f"{begin} $A", f"{begin} $A $B", [(begin, 0)])
@@ -228,20 +212,16 @@ async def test_an_empty_text_is_valid_with_an_initial_token(served: Coordinator)
 
 async def test_more_sequences_than_the_capacity_names_n(served: Coordinator) -> None:
     served.dispatcher._admission.max_running, served.dispatcher._admission.max_waiting = 1, 1
-    call = GenerateCall("r", (5, 6), SamplingParams(max_tokens=5, seed=1, n=3), SpeculationParams())
-    with pytest.raises(InvalidArgumentError) as caught:
-        async with served.generating(call):
-            pass
-    assert caught.value.field == "n"
+    with refused("n"):
+        await pass_through(served, make_call(n=3))
 
 
 async def test_a_request_refused_by_a_full_queue_leaves_nothing(served: Coordinator) -> None:
     served.dispatcher._admission.max_running, served.dispatcher._admission.max_waiting = 1, 0
-    call = GenerateCall("", (5, 6), SamplingParams(max_tokens=5, seed=1), SpeculationParams())
+    call = make_call(name="")
     async with served.generating(call):
         with pytest.raises(ResourceExhaustedError):
-            async with served.generating(call):
-                pass
+            await pass_through(served, call)
         assert len(served.requests) == len(served.requests._readers) == 1
     assert len(served.requests) == len(served.requests._readers) == 0
 
@@ -252,8 +232,7 @@ async def test_a_call_whose_client_never_reads_is_ended(served: Coordinator) -> 
     begun = asyncio.Event()
 
     async def reads_nothing() -> None:
-        call = GenerateCall("r", (5, 6), SamplingParams(max_tokens=5, seed=1), SpeculationParams())
-        async with served.generating(call):
+        async with served.generating(make_call()):
             begun.set()
             await asyncio.Event().wait()  # as a face does that cannot send
 

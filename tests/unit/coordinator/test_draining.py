@@ -9,17 +9,9 @@ import pytest
 
 from coordinator.app import Coordinator
 from paceline.core.errors import UnavailableError
-from paceline.core.types import SamplingParams, SpeculationParams
-from paceline.rpc.codec import GenerateCall, Resumption
+from tests.unit.coordinator.machines import make_call
 
 SECONDS = 30.0
-
-
-def call(*received: int) -> GenerateCall:
-    """Goes on after `received`, or begins."""
-    resumption = Resumption((len(received),), (received,)) if received else None
-    sampling = SamplingParams(max_tokens=50, seed=1)
-    return GenerateCall("r", (5, 6), sampling, SpeculationParams(), resumable=True, resumption=resumption)
 
 
 @pytest.mark.parametrize("received", [(5, 6, 7), ()], ids=["in the middle", "at the start"])
@@ -27,7 +19,9 @@ async def test_a_request_outlasting_the_drain_gets_its_last_index(
     served: Coordinator, received: tuple[int, ...]
 ) -> None:
     async with asyncio.timeout(SECONDS):
-        async with served.generating(call(*received), math.inf) as generation:
+        async with served.generating(
+            make_call(received=received or None, resumable=True), math.inf
+        ) as generation:
             parts = served.parts(generation)
             reading = asyncio.create_task(anext(parts))
             draining = asyncio.create_task(served.drain(0.1))
@@ -43,14 +37,14 @@ async def test_a_new_request_is_refused_while_draining(served: Coordinator) -> N
     async with asyncio.timeout(SECONDS):
         await served.drain(0.0)
         with pytest.raises(UnavailableError, match="stopping"):
-            async with served.generating(call(), math.inf):
+            async with served.generating(make_call(), math.inf):
                 pass
 
 
 async def test_draining_ends_when_nothing_runs(served: Coordinator) -> None:
     """It does not wait for the drain timeout."""
     async with asyncio.timeout(SECONDS):
-        async with served.generating(call(), math.inf) as generation:
+        async with served.generating(make_call(), math.inf) as generation:
             draining = asyncio.create_task(served.drain(10 * SECONDS))
             await asyncio.sleep(0)
             for running in generation.choices:

@@ -57,7 +57,7 @@ class Followed:
     def __init__(self, directories: int = 1) -> None:
         self.directories = [FakeDirectory() for _ in range(directories)]
         self.links: list[FakeLink] = []
-        self.told: list[tuple[str, str]] = []
+        self.told: list[str] = []
         self._heard = asyncio.Event()
         self.fleet = Fleet(
             self.directories,
@@ -71,7 +71,7 @@ class Followed:
 
     def _note(self, what: str) -> Callable[[Link], None]:
         def note(link: Link) -> None:
-            self.told.append((what, link.address))
+            self.told.append(f"{what} {link.address.split(':')[0]}")
             self._heard.set()
 
         return note
@@ -79,7 +79,7 @@ class Followed:
     def list(self, *members: Member, directory: int = 0) -> None:
         self.directories[directory].memberships.put_nowait(members)
 
-    async def until(self, *told: tuple[str, str]) -> None:
+    async def until(self, *told: str) -> None:
         """Until no more and no less than that was told."""
         async with asyncio.timeout(HANG):
             while len(self.told) < len(told):
@@ -94,9 +94,13 @@ class Followed:
 
 
 @contextlib.asynccontextmanager
-async def following(directories: int = 1) -> AsyncIterator[Followed]:
+async def following(*members: Member, directories: int = 1) -> AsyncIterator[Followed]:
+    """A fleet of which these members were listed first, if any."""
     followed = Followed(directories)
     running = asyncio.create_task(followed.fleet.run())
+    if members:
+        followed.list(*members)
+        await followed.until("entered one")
     yield followed
     assert not running.done()
     running.cancel()
@@ -111,24 +115,20 @@ def _checks_do_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_member_that_appears_is_connected() -> None:
-    async with following() as it:
-        it.list(ONE)
-        await it.until(("entered", "one:1"))
+    async with following(ONE) as it:
         it.list(ONE, TWO)
-        await it.until(("entered", "one:1"), ("entered", "two:1"))
+        await it.until("entered one", "entered two")
         async with asyncio.timeout(HANG):
             await it.links[1].runs.wait()
         assert len(it.links) == 2
 
 
 async def test_an_idle_leaving_member_is_disconnected() -> None:
-    async with following() as it:
-        it.list(ONE)
-        await it.until(("entered", "one:1"))
+    async with following(ONE) as it:
         async with asyncio.timeout(HANG):
             await it.links[0].runs.wait()
         it.list()
-        await it.until(("entered", "one:1"), ("leaving", "one:1"), ("left", "one:1"))
+        await it.until("entered one", "leaving one", "left one")
         assert it.links[0].ended.is_set()
         assert not it.fleet._links
         assert not it.fleet._tasks
@@ -137,30 +137,26 @@ async def test_an_idle_leaving_member_is_disconnected() -> None:
 
 @pytest.mark.parametrize("ends", ["its sequences", "its stream"])
 async def test_a_busy_member_stays_until_its_end(ends: str) -> None:
-    async with following() as it:
-        it.list(ONE)
-        await it.until(("entered", "one:1"))
+    async with following(ONE) as it:
         (link,) = it.links
         link.load = 1
         it.list()
-        await it.until(("entered", "one:1"), ("leaving", "one:1"))
+        await it.until("entered one", "leaving one")
         await it.turns()
         assert not link.ended.is_set()
         if ends == "its stream":
             link.ready = False
         link.load = 0
-        await it.until(("entered", "one:1"), ("leaving", "one:1"), ("left", "one:1"))
+        await it.until("entered one", "leaving one", "left one")
         assert link.ended.is_set()
 
 
 async def test_a_returning_member_keeps_its_link() -> None:
-    async with following() as it:
-        it.list(ONE)
-        await it.until(("entered", "one:1"))
+    async with following(ONE) as it:
         it.links[0].load = 1
         it.list()
         it.list(ONE)
-        await it.until(("entered", "one:1"), ("leaving", "one:1"), ("entered", "one:1"))
+        await it.until("entered one", "leaving one", "entered one")
         it.links[0].load = 0
         await it.turns()
         assert not it.links[0].ended.is_set()
@@ -168,48 +164,46 @@ async def test_a_returning_member_keeps_its_link() -> None:
 
 
 async def test_a_disconnected_member_gets_a_new_link() -> None:
-    gone = [("entered", "one:1"), ("leaving", "one:1"), ("left", "one:1")]
+    gone = ("entered one", "leaving one", "left one")
     async with following() as it:
         it.list(ONE)
         it.list()
         await it.until(*gone)
         it.list(ONE)
-        await it.until(*gone, ("entered", "one:1"))
+        await it.until(*gone, "entered one")
         async with asyncio.timeout(HANG):
             await it.links[1].runs.wait()
 
 
 async def test_a_changed_address_is_another_link() -> None:
-    async with following() as it:
-        it.list(ONE)
-        await it.until(("entered", "one:1"))
+    async with following(ONE) as it:
         it.list(TWO)
-        await it.until(("entered", "one:1"), ("entered", "two:1"), ("leaving", "one:1"), ("left", "one:1"))
+        await it.until("entered one", "entered two", "leaving one", "left one")
         assert [link.ended.is_set() for link in it.links] == [True, False]
 
 
 async def test_a_draining_member_stays_linked() -> None:
     async with following() as it:
         it.list(DRAINING)
-        await it.until(("entered", "one:1"), ("leaving", "one:1"))
+        await it.until("entered one", "leaving one")
         await it.turns()
         assert not it.links[0].ended.is_set()
         it.list()
-        await it.until(("entered", "one:1"), ("leaving", "one:1"), ("left", "one:1"))
+        await it.until("entered one", "leaving one", "left one")
 
 
 async def test_a_member_of_two_directories_has_one_link() -> None:
     async with following(directories=2) as it:
         it.list(ONE)
         it.list(ONE, directory=1)
-        await it.until(("entered", "one:1"))
+        await it.until("entered one")
         await it.turns()
         it.list()
         await it.turns()
         assert len(it.links) == 1
-        assert it.told == [("entered", "one:1")]
+        assert it.told == ["entered one"]
         it.list(directory=1)
-        await it.until(("entered", "one:1"), ("leaving", "one:1"), ("left", "one:1"))
+        await it.until("entered one", "leaving one", "left one")
 
 
 async def test_a_refusal_reaches_the_directories_listing_it() -> None:

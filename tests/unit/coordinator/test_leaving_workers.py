@@ -2,73 +2,58 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any
 
-import pytest
-
-import coordinator.scheduling.dispatcher as dispatcher_module
 from coordinator.app import Coordinator
-from coordinator.scheduling.running_sequence import Running
-from coordinator.sequence.ledger import Commit
 from coordinator.sequence.messages import Phase
-from coordinator.workers.links import Link, LinkState
+from coordinator.workers.links import LinkState
 from paceline.v1 import common_pb2
-from tests.unit.coordinator.test_dispatcher import FakeLink, Service, parts
+from tests.unit.coordinator.service import FakeLink, Service, told
 
 
-def link(role: str = "target", *, ready: bool = True) -> Link:
-    made = FakeLink(ready=ready)
-    made.role = role  # type: ignore[attr-defined]
-    return cast(Link, made)
-
-
-def entered(service: Service, worker: Link) -> Link:
+def entered(service: Service, worker: Any) -> Any:
     service.it.link_entered(worker)
     return worker
-
-
-def tokens(running: Running) -> list[int]:
-    return [token for part in parts(running) if isinstance(part, Commit) for token in part.token_ids]
 
 
 def test_a_waiting_sequence_takes_an_entering_worker() -> None:
     service = Service(targets=0)
     running = service.submit(k=0)
     assert running.state.phase is Phase.NEW
-    worker = entered(service, link())
+    worker = entered(service, FakeLink())
     assert (running.target, running.state.phase) == (worker, Phase.VERIFYING)
 
 
 def test_a_leaving_target_keeps_its_sequences_only() -> None:
     service = Service(targets=0)
-    old = entered(service, link())
+    old = entered(service, FakeLink())
     staying = service.submit(k=0)
-    new = entered(service, link())
+    new = entered(service, FakeLink())
     service.it.link_leaving(old)
     assert [service.submit(k=0).target for _ in range(3)] == [new] * 3
     service.answer(staying, 5)
     assert (staying.target, old.load) == (old, 1)
-    assert cast(FakeLink, old).flushed == len(cast(FakeLink, old).sent), "its next round leaves at once"
+    assert old.flushed == len(old.sent), "its next round leaves at once"
 
 
 def test_losing_a_leaving_target_costs_no_token() -> None:
     service = Service(targets=0)
-    old = entered(service, link())
+    old = entered(service, FakeLink())
     running = service.submit(k=0, max_tokens=4)
     service.answer(running, 5)
-    new = entered(service, link())
+    new = entered(service, FakeLink())
     service.it.link_leaving(old)
     service.answer(running, 6)
-    service.lose(cast(FakeLink, old))
+    service.lose(old)
     assert (running.target, old.load, new.load) == (new, 0, 1)
     service.answer(running, 7)
     service.answer(running, 8)
-    assert tokens(running) == [5, 6, 7, 8]
+    assert told(running) == [(5,), (6,), (7,), (8,)]
 
 
 def test_a_returning_worker_gets_sequences_again() -> None:
     service = Service(targets=0)
-    worker = entered(service, link())
+    worker = entered(service, FakeLink())
     service.it.link_leaving(worker)
     waiting = service.submit(k=0)
     assert waiting.target is None
@@ -79,7 +64,7 @@ def test_a_returning_worker_gets_sequences_again() -> None:
 
 def test_nothing_is_kept_of_a_worker_that_left() -> None:
     service = Service(targets=0)
-    target, draft = entered(service, link()), entered(service, link("draft"))
+    target, draft = entered(service, FakeLink()), entered(service, FakeLink("draft"))
     running = service.submit(max_tokens=5)
     service.answer(running, 5)
     service.propose(running)
@@ -94,12 +79,11 @@ def test_nothing_is_kept_of_a_worker_that_left() -> None:
     assert not dispatcher._silences
 
 
-def test_answers_of_a_leaving_draft_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_a_leaving_draft_count() -> None:
     """Otherwise it would be taken to hang."""
-    monkeypatch.setattr(dispatcher_module, "SWEEP_SECONDS", 0)
     service = Service(targets=0)
-    entered(service, link())
-    draft = entered(service, link("draft"))
+    entered(service, FakeLink())
+    draft = entered(service, FakeLink("draft"))
     first = service.submit()
     service.deadline(first)
     service.it.link_leaving(draft)
@@ -116,8 +100,5 @@ def test_a_departed_last_target_is_remembered(coordinator: Coordinator) -> None:
         coordinator.dispatcher.link_left(worker)
     assert not coordinator.links
     assert not coordinator.serving
-    assert (coordinator.has_target, coordinator.target_info().model, coordinator.known_name) == (
-        True,
-        "m",
-        "m",
-    )
+    assert coordinator.has_target
+    assert coordinator.target_info().model == coordinator.known_name == "m"

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from coordinator.sequence.ledger import Commit, Finish, Ledger
-from paceline.core.types import FinishReason, SamplingParams, TokenLogprobs, TokenOrigin
-from tests.sim.reference import LetterDetokenizer, letter
+from paceline.core.types import FinishReason, TokenLogprobs, TokenOrigin
+from tests.sim.reference import letter
+from tests.unit.coordinator.machines import make_ledger
 
 EOS = 25
 PROMPT = (3, 4)
@@ -32,15 +33,8 @@ class TwoPartDetokenizer:
         return text
 
 
-def ledger(max_model_len: int = 1000, detokenizer: object = None, **sampling: object) -> Ledger:
-    values = {"max_tokens": 100, **sampling}
-    return Ledger(
-        PROMPT,
-        SamplingParams(**values),  # type: ignore[arg-type]
-        detokenizer=detokenizer or LetterDetokenizer(),  # type: ignore[arg-type]
-        eos_token_ids=frozenset({EOS}),
-        max_model_len=max_model_len,
-    )
+def ledger(max_model_len: int = 1000, **options: Any) -> Ledger:
+    return make_ledger(PROMPT, eos=[EOS], max_model_len=max_model_len, **({"max_tokens": 100} | options))
 
 
 def commit(to: Ledger, text: str) -> Commit:
@@ -83,14 +77,7 @@ LONG_PROMPT = (3, 4, 5, 6, 7)
 
 def reporting(**sampling: Any) -> Ledger:
     """A ledger whose prompt's log-probabilities were asked for."""
-    return Ledger(
-        LONG_PROMPT,
-        SamplingParams(**{"prompt_logprobs": 0, **sampling}),
-        detokenizer=LetterDetokenizer(),
-        eos_token_ids=frozenset(),
-        max_model_len=100,
-        choice=2,
-    )
+    return make_ledger(LONG_PROMPT, choice=2, **({"prompt_logprobs": 0} | sampling))
 
 
 def test_a_prompt_is_reported_once_despite_repeats() -> None:
@@ -99,7 +86,6 @@ def test_a_prompt_is_reported_once_despite_repeats() -> None:
     for start, end in ((1, 3), (1, 3), (2, 4), (1, 4), (4, 5), (1, 5)):
         assert it.lacks_prompt_logprobs == (len(told) < 4)
         part = it.report_prompt(start, [entry(token) for token in LONG_PROMPT[start:end]])
-        assert part is not None
         assert (part.token_ids, part.text, part.choice) == ((), "", 2)
         told += [each.token_id for each in part.prompt_logprobs]
     assert told == list(LONG_PROMPT[1:])
@@ -135,38 +121,66 @@ def test_eos_ends_the_sequence_without_text() -> None:
         commit(it, "e")
 
 
-def test_ignore_eos_continues_past_eos() -> None:
-    assert commit(ledger(ignore_eos=True), "azb").text == "azb"
+STOP, LENGTH = Finish(FinishReason.STOP), Finish(FinishReason.LENGTH)
+AT_Q = Finish(FinishReason.STOP, stop_token_id=16)
+SHOWN = {"include_stop_str_in_output": True}
+Q = {"stop_token_ids": [16]}
 
 
-def test_an_eos_stop_id_ends_despite_ignore_eos() -> None:
-    part = commit(ledger(ignore_eos=True, stop_token_ids=[EOS]), "azb")
-    assert part.finish == Finish(FinishReason.STOP, stop_token_id=EOS)
+def at(string: str) -> Finish:
+    return Finish(FinishReason.STOP, stop_string=string)
 
 
-@pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abq")])
-def test_a_stop_id_is_shown_only_on_request(include: bool, text: str) -> None:
-    part = commit(ledger(stop_token_ids=[16], include_stop_str_in_output=include), "abqd")
-    assert (part.text, part.token_ids) == (text, (0, 1, 16))
-    assert part.finish == Finish(FinishReason.STOP, stop_token_id=16)
-
-
-def test_include_stop_str_in_output_does_not_show_eos() -> None:
-    assert commit(ledger(include_stop_str_in_output=True), "abz").text == "ab"
-
-
-def test_a_shown_stop_token_that_is_a_stop_string_keeps_text() -> None:
-    part = commit(ledger(stop_token_ids=[16], stop=["bq"], include_stop_str_in_output=True), "abqd")
-    assert (part.text, part.finish) == ("abq", Finish(FinishReason.STOP, stop_token_id=16))
-
-
-@pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abcd")])
-def test_a_stop_string_across_tokens_clips_text_and_tokens(include: bool, text: str) -> None:
-    it = ledger(stop=["cd"], include_stop_str_in_output=include)
-    part = commit(it, "abcdefg")
-    assert (part.text, part.finish) == (text, Finish(FinishReason.STOP, stop_string="cd"))
-    assert part.token_ids == (0, 1, 2, 3)
-    assert committed(it) == "abcd"
+@pytest.mark.parametrize(
+    ("sampling", "verdict", "text", "kept", "finish"),
+    [
+        pytest.param({"ignore_eos": True}, "azb", "azb", "azb", None, id="EOS is ignored"),
+        pytest.param(
+            {"ignore_eos": True, "stop_token_ids": [EOS]},
+            "azb",
+            "a",
+            "az",
+            Finish(FinishReason.STOP, stop_token_id=EOS),
+            id="EOS as a stop id",
+        ),
+        pytest.param(SHOWN, "abz", "ab", "abz", STOP, id="EOS is not shown with stop strings"),
+        pytest.param(SHOWN | {"skip_special_tokens": False}, "abz", "abz", "abz", STOP, id="EOS is shown"),
+        pytest.param(
+            {"skip_special_tokens": False}, "abz", "ab", "abz", STOP, id="EOS is shown with both only"
+        ),
+        pytest.param(Q, "abqd", "ab", "abq", AT_Q, id="a stop id"),
+        pytest.param(Q | SHOWN, "abqd", "abq", "abq", AT_Q, id="a shown stop id"),
+        pytest.param(
+            Q | SHOWN | {"stop": ["bq"]}, "abqd", "abq", "abq", AT_Q, id="a stop id in a stop string"
+        ),
+        pytest.param({"stop": ["cd"]}, "abcdefg", "ab", "abcd", at("cd"), id="a stop string"),
+        pytest.param({"stop": ["cd"]} | SHOWN, "abcdefg", "abcd", "abcd", at("cd"), id="a shown stop string"),
+        pytest.param({"stop": ["cde"]}, "abcdz", "abcd", "abcdz", STOP, id="held back before EOS"),
+        pytest.param({"stop": ["cde"]} | Q, "abcdq", "abcd", "abcdq", AT_Q, id="held back before a stop id"),
+        pytest.param(
+            {"stop": ["cde"], "max_tokens": 4}, "abcdx", "abcd", "abcd", LENGTH, id="held back at the end"
+        ),
+        pytest.param({"max_tokens": 3}, "abcde", "abc", "abc", LENGTH, id="as many as asked for"),
+        pytest.param({"max_tokens": 2}, "az", "a", "az", STOP, id="EOS takes precedence over length"),
+        pytest.param({"max_tokens": 2, "stop": ["b"]}, "ab", "a", "ab", at("b"), id="so does a stop string"),
+        pytest.param(
+            {"min_tokens": 3, "max_tokens": 3, "stop": ["c", "bcd"]},
+            "abcd",
+            "abc",
+            "abc",
+            LENGTH,
+            id="held back within min_tokens",
+        ),
+    ],
+)
+def test_a_verdict_is_clipped_at_the_sequences_end(
+    sampling: dict[str, Any], verdict: str, text: str, kept: str, finish: Finish | None
+) -> None:
+    it = ledger(**sampling)
+    part = commit(it, verdict)
+    assert (part.text, part.finish) == (text, finish)
+    assert committed(it) == "".join(map(letter, part.token_ids)) == kept
+    assert it.ended is (finish is not None)
 
 
 def test_a_stop_string_across_verdicts_is_found() -> None:
@@ -182,24 +196,6 @@ def test_held_back_text_is_shown_when_no_stop_string_follows() -> None:
     assert [commit(it, text).text for text in ("abc", "d", "x")] == ["ab", "", "cdx"]
 
 
-@pytest.mark.parametrize("end", ["z", "q"])
-def test_held_back_text_is_shown_at_the_end(end: str) -> None:
-    it = ledger(stop=["cde"], stop_token_ids=[16])
-    assert commit(it, "abcd" + end).text == "abcd"
-
-
-def test_held_back_text_is_shown_with_the_last_token() -> None:
-    part = commit(ledger(stop=["cde"], max_tokens=4), "abcdx")
-    assert (part.text, part.token_ids, part.finish) == ("abcd", (0, 1, 2, 3), Finish(FinishReason.LENGTH))
-
-
-def test_max_tokens_clips_a_verdict_before_the_commit() -> None:
-    it = ledger(max_tokens=3)
-    part = commit(it, "abcde")
-    assert (part.token_ids, part.finish) == ((0, 1, 2), Finish(FinishReason.LENGTH))
-    assert (committed(it), it.remaining) == ("abc", 0)
-
-
 @pytest.mark.parametrize("max_tokens", [None, 50])
 def test_the_models_length_clips_a_verdict(max_tokens: int | None) -> None:
     it = ledger(max_model_len=5, max_tokens=max_tokens)
@@ -207,11 +203,6 @@ def test_the_models_length_clips_a_verdict(max_tokens: int | None) -> None:
     part = commit(it, "abcde")
     assert (part.token_ids, part.finish) == ((0, 1, 2), Finish(FinishReason.LENGTH))
     assert len(it) == 5
-
-
-def test_a_stop_takes_precedence_over_length() -> None:
-    assert commit(ledger(max_tokens=2), "az").finish == Finish(FinishReason.STOP)
-    assert commit(ledger(max_tokens=2, stop=["b"]), "ab").finish == Finish(FinishReason.STOP, stop_string="b")
 
 
 def test_min_tokens_prevents_early_stop_strings() -> None:
@@ -227,11 +218,6 @@ def test_an_early_stop_string_stays_text_within_min_tokens() -> None:
     it = ledger(min_tokens=3, stop=["bc", "abcd"])
     assert [commit(it, letter).text for letter in "abcx"] == ["", "", "", "abcx"]
     assert commit(it, "bc").finish == Finish(FinishReason.STOP, stop_string="bc")
-
-
-def test_an_end_within_min_tokens_shows_held_back_text() -> None:
-    part = commit(ledger(min_tokens=3, max_tokens=3, stop=["c", "bcd"]), "abcd")
-    assert (part.text, part.finish) == ("abc", Finish(FinishReason.LENGTH))
 
 
 def test_an_incomplete_character_is_held_back() -> None:
@@ -269,11 +255,3 @@ def test_a_stop_string_in_held_back_text_ends_the_sequence(
 def test_no_incomplete_character_follows_a_stop_string() -> None:
     part = commit(ledger(detokenizer=TwoPartDetokenizer(), stop=["b"]), "cba")
     assert part.text == "c"
-
-
-@pytest.mark.parametrize("skips", [True, False])
-@pytest.mark.parametrize("include", [True, False])
-def test_the_end_token_is_shown_with_special_tokens(skips: bool, include: bool) -> None:
-    part = commit(ledger(skip_special_tokens=skips, include_stop_str_in_output=include), "abz")
-    assert part.text == ("abz" if include and not skips else "ab")
-    assert part.finish == Finish(FinishReason.STOP)

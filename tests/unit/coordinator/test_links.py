@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +36,39 @@ class Beside(LocalStream):
         self.commands.append(frames.target_commands(target_pb2.VerifyRequest.FromString(frame)))
 
 
+def nothing(*_: Any) -> None:
+    pass
+
+
+def make_link(*, wants: Any = nothing, lost: Any = nothing, tls: Tls | None = None) -> Any:
+    """A link to a target; `wants` is asked whether the worker is to be used."""
+    return Link("worker:1", TARGET, LinkObserver(wants, nothing, lost, nothing), tls)
+
+
 @pytest.fixture
-async def link() -> Link:
-    def nothing(*_: Any) -> None:
-        pass
-
-    link = Link("worker:1", TARGET, LinkObserver(nothing, nothing, nothing, nothing))
-    link.state = LinkState.READY
-    return link
+async def link() -> Any:
+    made = make_link()
+    made.state = LinkState.READY
+    return made
 
 
-async def test_a_local_stream_sends_the_queue_in_one_frame(link: Link) -> None:
+@contextlib.asynccontextmanager
+async def running(link: Any, until: asyncio.Event) -> AsyncIterator[None]:
+    """The link runs at least until then, and is not ended by what happened."""
+    task = asyncio.create_task(link.run())
+    async with asyncio.timeout(20):
+        await until.wait()
+    assert not task.done()
+    yield
+    task.cancel()
+
+
+def answer_with(link: Any, answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker, or the way to it, says to being asked what it is."""
+    monkeypatch.setattr(type(link.protocol), "info", answer)
+
+
+async def test_a_local_stream_sends_the_queue_in_one_frame(link: Any) -> None:
     beside = link._stream = Beside()
     link.send(ONE)
     link.send(TWO)
@@ -54,14 +78,14 @@ async def test_a_local_stream_sends_the_queue_in_one_frame(link: Link) -> None:
     assert not link._pending.is_set(), "the writer has nothing to do"
 
 
-async def test_grpc_commands_are_left_to_the_writer(link: Link) -> None:
+async def test_grpc_commands_are_left_to_the_writer(link: Any) -> None:
     link.send(ONE)
     link.flush()
     assert link._outbox == [ONE]
     assert link._pending.is_set()
 
 
-async def test_commands_beyond_one_frame_take_several(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commands_beyond_one_frame_take_several(link: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when all sequences of a returning target are opened at once."""
     commands = [CloseSequence(f"sequence {i}", i) for i in range(7)]
     monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", 2 * TARGET.request(commands[:1]).ByteSize())
@@ -76,7 +100,7 @@ async def test_commands_beyond_one_frame_take_several(link: Link, monkeypatch: p
 async def test_an_unreadable_certificate_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be being renewed. Other links go on."""
     seen: list[LinkState] = []
-    tried = asyncio.Event()
+    tried, link = asyncio.Event(), make_link()
 
     def unreadable(*_: Any) -> Any:
         seen.append(link.state)
@@ -84,37 +108,22 @@ async def test_an_unreadable_certificate_is_retried(monkeypatch: pytest.MonkeyPa
             tried.set()
         raise InvalidArgumentError("tls_key", "cannot be read")
 
-    def nothing(*_: Any) -> None:
-        pass
-
     monkeypatch.setattr(links, "open_aio_channel", unreadable)
     monkeypatch.setattr(links, "REFUSED_RETRY_SECONDS", 0.0)
-    link = Link("worker:1", TARGET, LinkObserver(nothing, nothing, nothing, nothing))
-    running = asyncio.create_task(link.run())
-    async with asyncio.timeout(20):
-        await tried.wait()
-    assert not running.done()
-    running.cancel()
-    assert seen == [LinkState.CONNECTING, LinkState.REFUSED, LinkState.REFUSED]
-    assert "tls_key" in link.reason
-    assert link.settled.is_set()
+    async with running(link, until=tried):
+        assert seen == [LinkState.CONNECTING, LinkState.REFUSED, LinkState.REFUSED]
+        assert "tls_key" in link.reason
+        assert link.settled.is_set()
 
 
 async def test_certificate_paths_appear_only_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Clients must not learn the server's paths."""
-
-    def nothing(*_: Any) -> None:
-        pass
-
     files = {name: str(tmp_path / f"{name}.pem") for name in ("certificate", "key", "ca")}
-    link = Link("worker:1", TARGET, LinkObserver(nothing, nothing, nothing, nothing), Tls(**files))
-    running = asyncio.create_task(link.run())
-    async with asyncio.timeout(20):
-        await link.settled.wait()
-    running.cancel()
-    assert link.reason == "worker_tls_certificate cannot be used"
+    link = make_link(tls=Tls(**files))
+    async with running(link, until=link.settled):
+        assert link.reason == "worker_tls_certificate cannot be used"
     assert f"worker_tls_certificate: {files['certificate']} cannot be read" in caplog.text
 
 
@@ -131,20 +140,19 @@ async def test_an_unreachable_worker_is_logged_once_a_reason(
             await asyncio.Event().wait()
         raise grpc.aio.AioRpcError(codes.pop(0), grpc.aio.Metadata(), grpc.aio.Metadata())
 
-    def nothing(*_: Any) -> None:
-        pass
-
     monkeypatch.setattr(links, "RECONNECT_SECONDS", 0.0)
-    link = Link("worker:1", TARGET, LinkObserver(nothing, nothing, nothing, nothing), tls)
-    monkeypatch.setattr(type(link.protocol), "info", unreached)
-    running = asyncio.create_task(link.run())
-    async with asyncio.timeout(20):
-        await tried.wait()
-    running.cancel()
+    link = make_link(tls=tls)
+    answer_with(link, unreached, monkeypatch)
+    async with running(link, until=tried):
+        pass
     lines = [record.getMessage() for record in caplog.records if record.name == links.__name__]
     assert len(lines) == 2
     for line, code in zip(lines, ("unavailable", "deadline_exceeded"), strict=True):
         assert line.startswith(f"cannot reach the target worker at worker:1: {code}")
+
+
+async def told(*_: Any) -> common_pb2.WorkerInfo:
+    return common_pb2.WorkerInfo()
 
 
 async def test_a_worker_that_must_wait_is_not_called_unreachable(
@@ -157,26 +165,16 @@ async def test_a_worker_that_must_wait_is_not_called_unreachable(
         tried.set()
         raise UnavailableError("no target worker is available")
 
-    def nothing(*_: Any) -> None:
-        pass
-
-    link = Link("worker:1", TARGET, LinkObserver(wait, nothing, nothing, nothing))
-    monkeypatch.setattr(type(link.protocol), "info", told)
-    running = asyncio.create_task(link.run())
-    async with asyncio.timeout(20):
-        await tried.wait()
-    running.cancel()
-    assert link.reason == "no target worker is available"
+    link = make_link(wants=wait)
+    answer_with(link, told, monkeypatch)
+    async with running(link, until=tried):
+        assert link.reason == "no target worker is available"
     assert not caplog.records
 
 
 async def test_a_worker_refused_while_serving_is_lost() -> None:
     lost: list[Link] = []
-
-    def nothing(*_: Any) -> None:
-        pass
-
-    link = Link("worker:1", TARGET, LinkObserver(nothing, nothing, lost.append, nothing))
+    link = make_link(lost=lost.append)
     link.state = LinkState.READY
     link._refuse(InvalidArgumentError("frame", "is too long"))
     assert (link.state, lost) == (LinkState.REFUSED, [link])
@@ -185,56 +183,42 @@ async def test_a_worker_refused_while_serving_is_lost() -> None:
 @pytest.mark.parametrize("where", ["the channel", "the session"])
 async def test_a_system_error_does_not_end_the_link(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when descriptors run out at a reconnect."""
-    tried = asyncio.Event()
-    times = 0
+    tried, again = asyncio.Event(), asyncio.Event()
 
     def refused(*_: Any) -> Any:
-        nonlocal times
-        times += 1
-        if times == 2:
-            tried.set()
+        (again if tried.is_set() else tried).set()
         raise OSError(errno.EMFILE, "too many open files")
-
-    def nothing(*_: Any) -> None:
-        pass
 
     monkeypatch.setattr(links, "RECONNECT_SECONDS", 0.0)
     if where == "the channel":
         monkeypatch.setattr(links, "open_aio_channel", refused)
-    link = Link("worker:1", TARGET, LinkObserver(refused, nothing, nothing, nothing))
-    monkeypatch.setattr(type(link.protocol), "info", told)
-    running = asyncio.create_task(link.run())
-    async with asyncio.timeout(20):
-        await tried.wait()
-    assert not running.done()
-    running.cancel()
-
-
-async def told(*_: Any) -> common_pb2.WorkerInfo:
-    return common_pb2.WorkerInfo()
+    link = make_link(wants=refused)
+    answer_with(link, told, monkeypatch)
+    async with running(link, until=again):
+        pass
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), grpc.aio.UsageError("the channel is closed")])
 async def test_a_worker_lost_during_a_query_keeps_its_last_info(
-    link: Link, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    link: Any, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A closed channel must not cancel the caller."""
 
     async def lost(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(type(link.protocol), "info", lost)
-    link._channel = object()  # type: ignore[assignment]
+    answer_with(link, lost, monkeypatch)
+    link._channel = object()
     link.known = common_pb2.WorkerInfo(model="it")
     assert await link.refresh() is link.known
 
 
-async def test_a_status_query_may_be_cancelled(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_status_query_may_be_cancelled(link: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: Any) -> Any:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(type(link.protocol), "info", never)
-    link._channel = object()  # type: ignore[assignment]
+    answer_with(link, never, monkeypatch)
+    link._channel = object()
     asking = asyncio.create_task(link.refresh())
     await asyncio.sleep(0)
     asking.cancel()
@@ -242,9 +226,7 @@ async def test_a_status_query_may_be_cancelled(link: Link, monkeypatch: pytest.M
         await asking
 
 
-async def test_concurrent_status_queries_share_one_answer(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_concurrent_status_queries_share_one_answer(link: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the first caller leaves. A query after the answer is sent anew."""
     asked, answering = 0, asyncio.Event()
 
@@ -255,8 +237,8 @@ async def test_concurrent_status_queries_share_one_answer(
         await answering.wait()
         return common_pb2.WorkerInfo(process_id=number)
 
-    monkeypatch.setattr(type(link.protocol), "info", slow)
-    link._channel = object()  # type: ignore[assignment]
+    answer_with(link, slow, monkeypatch)
+    link._channel = object()
     async with asyncio.timeout(20):
         first, *others = [asyncio.create_task(link.refresh()) for _ in range(3)]
         await asyncio.sleep(0)
@@ -267,5 +249,4 @@ async def test_concurrent_status_queries_share_one_answer(
         told = await asyncio.gather(*others)
         assert [info.process_id for info in told if info is not None] == [1, 1]
         later = await link.refresh()
-    assert later is not None
     assert (later.process_id, asked) == (2, 2)

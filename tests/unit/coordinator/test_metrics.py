@@ -16,8 +16,8 @@ from coordinator.sequence.ledger import Commit, Finish
 from coordinator.sequence.round_record import RoundRecord
 from coordinator.telemetry.metrics import PHASES, Metrics
 from paceline.core.errors import CancelledError, InvalidArgumentError, PacelineError, StaleEpochError
-from paceline.core.types import FinishReason, SamplingParams, SpeculationParams, Timings, TokenOrigin
-from paceline.rpc.codec import GenerateCall, Resumption
+from paceline.core.types import FinishReason, SamplingParams, Timings, TokenOrigin
+from tests.unit.coordinator.machines import make_call
 
 SECONDS = 30.0  # after which a test has failed
 
@@ -153,10 +153,8 @@ def test_a_resumed_request_counts_once_without_failure() -> None:
 
 
 async def test_a_call_losing_its_request_has_not_failed(served: Coordinator) -> None:
-    received = tuple(served.vocabulary.tokenizer.encode("def f").ids)
-    asked = SamplingParams(max_tokens=50, seed=1)
-    resumption = Resumption((len(received),), (received,))
-    call = GenerateCall("r", (5, 6), asked, SpeculationParams(), resumable=True, resumption=resumption)
+    received = served.vocabulary.tokenizer.encode("def f").ids
+    call = make_call(received=received)
     running: asyncio.Queue[Running] = asyncio.Queue()
 
     async def read() -> None:

@@ -12,10 +12,10 @@ from coordinator.app import Coordinator
 from coordinator.auth import Gate, Principal, principal
 from paceline.core.clock import ManualClock
 from paceline.core.errors import AlreadyExistsError, CancelledError, InternalError, ResourceExhaustedError
-from paceline.core.types import SamplingParams, SpeculationParams
-from paceline.rpc.codec import GenerateCall, Resumption
+from paceline.rpc.codec import Resumption
+from tests.unit.coordinator.machines import make_call, pass_through
 
-CALL = GenerateCall("", (5, 6), SamplingParams(max_tokens=5, seed=1), SpeculationParams())
+CALL = make_call(name="")
 HELD = replace(CALL, request_id="r", resumable=True)
 
 
@@ -33,8 +33,7 @@ async def test_a_call_with_an_id_in_use_is_charged(served: Coordinator) -> None:
         for refusal in (AlreadyExistsError, ResourceExhaustedError):
             calls()
             with pytest.raises(refusal):
-                async with served.generating(other):
-                    pass
+                await pass_through(served, other)
         assert len(served.requests) == 1
 
 
@@ -59,8 +58,7 @@ async def test_a_request_refused_by_a_full_queue_is_not_aborted(served: Coordina
     async with served.generating(CALL):
         two = replace(CALL, sampling=replace(CALL.sampling, n=2))
         with pytest.raises(ResourceExhaustedError):
-            async with served.generating(two):
-                pass
+            await pass_through(served, two)
         assert served.metrics.finished["abort"] == 0
         assert (served.dispatcher.running, served.dispatcher.waiting) == (1, 0)
     assert served.metrics.finished["abort"] == 1, "this one's client left"

@@ -18,7 +18,7 @@ from coordinator.telemetry.call_log import Call
 from coordinator.telemetry.request_log import Reporting
 from paceline.core.clock import ManualClock
 from paceline.core.errors import CancelledError, InternalError, PacelineError, UnavailableError
-from tests.unit.coordinator.test_dispatcher import FULL, Service, parts
+from tests.unit.coordinator.service import FULL, Service, parts
 
 
 class Notes:

@@ -12,15 +12,11 @@ from typing import Any
 import pytest
 
 from coordinator.requests.registry import Request, Requests
-from coordinator.round.machine import RoundMachine
-from coordinator.round.state import RoundState
 from coordinator.scheduling.dispatcher import Dispatcher
 from coordinator.scheduling.running_sequence import Running
-from coordinator.sequence.ledger import Commit, Ledger
-from coordinator.sequence.messages import Deadlines, Phase
+from coordinator.sequence.ledger import Commit
+from coordinator.sequence.messages import Phase
 from coordinator.sequence.replay_buffer import ReplayBuffer
-from coordinator.speculation.controller import Controller
-from coordinator.speculation.policy import FixedLength
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.errors import (
@@ -32,16 +28,9 @@ from paceline.core.errors import (
     StaleEpochError,
     UnavailableError,
 )
-from paceline.core.types import (
-    AcceptanceMode,
-    SamplingParams,
-    SequenceParams,
-    SpeculationParams,
-    TokenLogprobs,
-    TokenOrigin,
-)
+from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams, TokenLogprobs, TokenOrigin
 from paceline.rpc.codec import GenerateCall, Resumption
-from tests.sim.reference import LetterDetokenizer
+from tests.unit.coordinator.machines import make_machine
 
 FOR_EVER = math.inf
 
@@ -62,27 +51,10 @@ class Service:
         self.it.add(request)
         request.begun = True
         for choice in range(n):
-            ledger = Ledger(
-                (1, 2),
-                sampling,
-                detokenizer=LetterDetokenizer(),
-                eos_token_ids=frozenset(),
-                max_model_len=50,
-                choice=choice,
-            )
-            params = SequenceParams(sampling, AcceptanceMode.COUPLED, 2)
-            deadlines = Deadlines(1.0, 10.0, 100.0)
-            machine = RoundMachine(
-                RoundState(
-                    f"{principal}{name}{choice}",
-                    ledger,
-                    params,
-                    0,
-                    FixedLength(Controller(0), 0),
-                    deadlines,
-                    26,
-                    50,
-                )
+            name_of_choice = f"{principal}{name}{choice}"
+            asked = {"max_tokens": 20, "n": n}
+            machine = make_machine(
+                (1, 2), name=name_of_choice, vocabulary=26, max_model_len=50, choice=choice, **asked
             )
             record = ReplayBuffer() if resumable else None
             request.choices.append(self.dispatcher.submit(machine, record))
@@ -114,25 +86,28 @@ class Service:
         self.it.expire()
 
     def resume(self, request: Request, *received: tuple[int, ...], principal: str = "") -> Request | None:
-        counts = tuple(map(len, received))
-        call = GenerateCall(
-            request.call.request_id,
-            "text",
-            SamplingParams(max_tokens=20, n=len(received)),
-            SpeculationParams(),
-            resumable=True,
-            resumption=Resumption(counts, received),
-        )
+        sampling = SamplingParams(max_tokens=20, n=len(received))
+        call = resuming(*received, request_id=request.call.request_id, sampling=sampling)
         return self.it.resume(principal, call)
+
+
+def resuming(*received: tuple[int, ...], **changes: Any) -> GenerateCall:
+    call = GenerateCall("r", "text", SamplingParams(max_tokens=20), SpeculationParams(), resumable=True)
+    return replace(call, resumption=Resumption(tuple(map(len, received)), received), **changes)
 
 
 def commit(running: Running, *tokens: int, logprobs: int | None = None) -> None:
     """As a verdict would, with so many of the likeliest tokens of each."""
     told = () if logprobs is None else [reported(token, logprobs) for token in tokens]
     made = running.state.ledger.commit([(token, TokenOrigin.TARGET) for token in tokens], told)
-    assert running.replay is not None
     running.replay.add(made)
     running.parts.put_nowait(made)
+
+
+def finish(request: Request, logprobs: int | None = None) -> None:
+    """Each of its choices gets all 20 tokens."""
+    for running in request.choices:
+        commit(running, *range(20), logprobs=logprobs)
 
 
 def reported(token: int, likeliest: int) -> TokenLogprobs:
@@ -159,13 +134,11 @@ def test_a_lost_client_may_return_in_time() -> None:
     commit(request.choices[0], 4, 5)
     service.lose(request)
     assert service.it.held == [request]
-    service.clock.advance(29.9)
-    service.it.expire()
+    service.pass_time(29.9)
     assert not ended(request)
     assert service.resume(request, (4,)) is request
     assert service.it.held == []
-    service.clock.advance(1000.0)
-    service.it.expire()
+    service.pass_time(1000.0)
     assert not ended(request)
 
 
@@ -173,8 +146,7 @@ def test_a_client_that_does_not_return_frees_everything() -> None:
     service = Service()
     request = service.begin(n=3)
     service.lose(request)
-    service.clock.advance(30.0)
-    service.it.expire()
+    service.pass_time(30.0)
     assert ended(request)
     assert len(service.it) == service.dispatcher.running == 0
     assert service.it.ended.is_set()
@@ -205,15 +177,14 @@ def test_requests_are_not_held_past_their_deadline() -> None:
     assert ended(late)
     soon = service.begin("soon")
     service.lose(soon, deadline=service.clock.now + 5.0)
-    service.clock.advance(5.0)
-    service.it.expire()
+    service.pass_time(5.0)
     assert ended(soon)
 
 
 def test_an_ended_request_may_be_resumed_until_its_id_is_reused() -> None:
     service = Service()
     request = service.begin()
-    commit(request.choices[0], *range(20))
+    finish(request)
     assert request.ended
     service.done(request)
     assert service.resume(request, (0, 1, 2)) is request
@@ -236,12 +207,12 @@ def test_an_ended_request_is_held_but_not_counted() -> None:
     service = Service()
     whole, lost = service.begin("whole"), service.begin("lost")
     counted = counting(whole, lost)
-    commit(whole.choices[0], *range(20))
+    finish(whole)
     service.done(whole)
     service.lose(lost)
     assert service.it.held == [whole, lost]
     assert counted == {"lost"}, "it runs still"
-    commit(lost.choices[0], *range(20))
+    finish(lost)
     service.it.expire()
     assert service.it.held == [whole, lost]
     assert counted == set()
@@ -254,7 +225,7 @@ def test_an_ended_unread_request_is_not_counted() -> None:
     counted = counting(whole, failed)
     service.it.expire()
     assert counted == {"whole", "failed"}, "they run still"
-    commit(whole.choices[0], *range(20))
+    finish(whole)
     service.dispatcher.abort(failed.choices[0], DeadlineExceededError("too old"))
     service.it.expire()
     assert counted == set()
@@ -269,7 +240,7 @@ async def test_a_slow_reader_is_not_cut() -> None:
     assert reader is not None
     service.pass_time(1000.0)
     assert reading.cancelling() == 0
-    commit(request.choices[0], *range(20))
+    finish(request)
     for _ in range(5):
         service.pass_time(59.0)
         assert reading.cancelling() == 0
@@ -285,7 +256,7 @@ async def test_a_cut_request_is_reopened_and_an_ended_one_held() -> None:
     service = Service()
     done, cut, failed = service.begin("done"), service.begin("cut"), service.begin("failed", n=2)
     reading = service.read(done, cut, failed)
-    commit(done.choices[0], *range(20))
+    finish(done)
     error = InternalError("for example")
     service.dispatcher.abort(cut.choices[0], UnavailableError("for example"))
     service.dispatcher.abort(failed.choices[0], UnavailableError("for example"))
@@ -306,10 +277,10 @@ async def test_a_call_reading_another_request_is_not_cut() -> None:
     service = Service()
     done, runs = service.begin("done"), service.begin("runs")
     reading = service.read(done, runs)
-    commit(done.choices[0], *range(20))
+    finish(done)
     service.pass_time(1000.0)
     assert reading.cancelling() == 0
-    commit(runs.choices[0], *range(20))
+    finish(runs)
     service.pass_time(59.0)
     assert reading.cancelling() == 0, "its time begins with the end of the last one"
     service.pass_time(1.0)
@@ -324,14 +295,13 @@ async def test_a_call_whose_request_was_resumed_elsewhere_ends() -> None:
     present = service.read(request)
     service.pass_time(60.0)
     assert (before.cancelling(), present.cancelling()) == (1, 0)
-    assert first is not None
     assert isinstance(first.cut_with, StaleEpochError), "or it would take the request back"
 
 
 def test_reusing_an_id_ends_the_held_request() -> None:
     service = Service()
     request = service.begin()
-    commit(request.choices[0], *range(20))
+    finish(request)
     service.done(request)
     service.it.ended.clear()
     service.begin()
@@ -343,7 +313,7 @@ def test_ended_requests_make_room_first(monkeypatch: pytest.MonkeyPatch) -> None
     service = Service()
     live, done = service.begin("live"), service.begin("done")
     service.lose(live)
-    commit(done.choices[0], *range(20))
+    finish(done)
     service.clock.advance(1.0)
     service.lose(done)
     assert service.it.held == [live]
@@ -369,12 +339,12 @@ def test_log_probabilities_of_ended_requests_are_bounded(monkeypatch: pytest.Mon
     service = Service()
     runs, plain = service.begin("runs"), service.begin("plain")
     commit(runs.choices[0], *range(19), logprobs=20)
-    commit(plain.choices[0], *range(20))
+    finish(plain)
     service.lose(runs)
     service.done(plain)
     for i in range(6):
         request = service.begin(f"r{i}")
-        commit(request.choices[0], *range(20), logprobs=4)
+        finish(request, logprobs=4)
         service.clock.advance(1.0)
         service.done(request)
     assert names(service.it.held) == ["plain", "r3", "r4", "r5", "runs"]
@@ -391,12 +361,10 @@ def test_log_probabilities_of_choices_and_prompt_count(monkeypatch: pytest.Monke
     service = Service()
     failed, whole = service.begin("failed"), service.begin("whole", n=2)
     record = failed.choices[0].replay
-    assert record is not None
     record.add(Commit(0, (), (), "", prompt_logprobs=(reported(2, 2),)))
     service.dispatcher.abort(failed.choices[0], InternalError("for example"))
     service.lose(failed)
-    for running in whole.choices:
-        commit(running, *range(20), logprobs=0)
+    finish(whole, logprobs=0)
     service.done(whole)
     assert (failed.num_logprobs, whole.num_logprobs) == (3, 40)
     assert names(service.it.held) == ["whole", "failed"]
@@ -419,28 +387,22 @@ def test_an_id_in_use_is_refused() -> None:
     assert not ended(request)
 
 
-def test_only_the_same_request_resumes() -> None:
-    service = Service()
-    request = service.begin()
-    same = GenerateCall(
-        "r",
-        "text",
-        SamplingParams(max_tokens=20),
-        SpeculationParams(),
-        resumable=True,
-        resumption=Resumption((0,), ((),)),
-    )
-    for change in (
+@pytest.mark.parametrize(
+    "change",
+    [
         {"prompt": "other"},
         {"sampling": SamplingParams(max_tokens=21)},
         {"sampling": SamplingParams(max_tokens=20, seed=2)},
         {"speculation": SpeculationParams(num_speculative_tokens=1)},
         {"cache_salt": "another"},
-    ):
-        values = {name: getattr(same, name) for name in GenerateCall.__slots__} | change
-        with pytest.raises(AlreadyExistsError, match="a different request"):
-            service.it.resume("", GenerateCall(**values))
-    assert service.it.resume("", same) is request
+    ],
+)
+def test_only_the_same_request_resumes(change: dict[str, Any]) -> None:
+    service = Service()
+    request = service.begin()
+    with pytest.raises(AlreadyExistsError, match="a different request"):
+        service.it.resume("", resuming((), **change))
+    assert service.it.resume("", resuming(())) is request
 
 
 def test_a_resume_may_name_the_servers_mode() -> None:
@@ -474,16 +436,16 @@ def test_other_principals_cannot_resume_or_cancel() -> None:
     assert service.resume(request, (), principal="ann") is request
 
 
-def test_a_client_served_elsewhere_is_ahead() -> None:
+@pytest.mark.parametrize("received", [(4, 5, 6), (4, 9)])
+def test_a_client_served_elsewhere_is_ahead(received: tuple[int, ...]) -> None:
     """The client's tokens decide: the held request ends and is reopened from them."""
-    for received in ((4, 5, 6), (4, 9)):
-        service = Service()
-        request = service.begin()
-        commit(request.choices[0], 4, 5)
-        service.lose(request)
-        assert service.resume(request, received) is None
-        assert ended(request)
-        assert len(service.it) == 0
+    service = Service()
+    request = service.begin()
+    commit(request.choices[0], 4, 5)
+    service.lose(request)
+    assert service.resume(request, received) is None
+    assert ended(request)
+    assert len(service.it) == 0
 
 
 def test_a_reader_of_a_request_served_elsewhere_gets_an_error() -> None:
@@ -523,7 +485,6 @@ def test_the_previous_reader_gets_an_error_and_nothing_more() -> None:
     commit(running, 6)
     assert before.empty()
     part = now(service.dispatcher.next_part(running))
-    assert isinstance(part, Commit)
     assert part.token_ids == (6,)
     # Its own end is no longer the request's.
     assert first is not None

@@ -9,12 +9,10 @@ import pytest
 
 from coordinator.proposers.prompt_lookup import PromptLookup
 from coordinator.proposers.remote_draft import MAX_PAUSE_ROUNDS
-from coordinator.round.machine import MAX_ATTEMPTS, RoundMachine
+from coordinator.round.machine import MAX_ATTEMPTS
 from coordinator.round.state import MAX_LOSSES, RoundState
-from coordinator.sequence.ledger import Ledger
 from coordinator.sequence.messages import (
     Action,
-    Deadlines,
     Emit,
     Fail,
     FromDraft,
@@ -26,8 +24,6 @@ from coordinator.sequence.messages import (
     ToTarget,
     WaitForBlocks,
 )
-from coordinator.speculation.controller import Controller
-from coordinator.speculation.policy import FixedLength
 from paceline.core.errors import (
     FailedPreconditionError,
     InternalError,
@@ -48,22 +44,12 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import (
-    AcceptanceMode,
-    FinishReason,
-    Proposal,
-    SamplingParams,
-    SequenceParams,
-    Timings,
-    TokenOrigin,
-    Verdict,
-)
-from tests.sim.reference import LetterDetokenizer
+from paceline.core.types import AcceptanceMode, FinishReason, Proposal, Timings, TokenOrigin, Verdict
+from tests.unit.coordinator.machines import make_machine
 
 PROMPT = (1, 2, 3)
 VOCAB = 20
 EOS = 19
-DEADLINES = Deadlines(draft=1.0, target=10.0, recovery=100.0)
 
 
 class Driver:
@@ -72,27 +58,9 @@ class Driver:
     def __init__(
         self, k: int = 3, target_max_len: int = 100, draft_max_len: int = 100, **sampling: Any
     ) -> None:
-        params = SamplingParams(**{"max_tokens": 50, "seed": 1, **sampling})
-        ledger = Ledger(
-            PROMPT,
-            params,
-            detokenizer=LetterDetokenizer(),
-            eos_token_ids=frozenset({EOS}),
-            max_model_len=target_max_len,
-        )
-        self.machine = RoundMachine(
-            RoundState(
-                "s",
-                ledger,
-                SequenceParams(params, AcceptanceMode.COUPLED, len(PROMPT)),
-                k,
-                FixedLength(Controller(k), k),
-                DEADLINES,
-                VOCAB,
-                target_max_len,
-                draft_max_len,
-            )
-        )
+        lengths = {"max_model_len": target_max_len, "draft_max_len": draft_max_len}
+        options = {"max_tokens": 50} | sampling
+        self.machine = make_machine(PROMPT, k, eos=[EOS], vocabulary=VOCAB, **lengths, **options)
         self.now = 0.0
 
     @property
@@ -122,34 +90,25 @@ class Driver:
     def generated(self) -> list[int]:
         return self.state.ledger.token_ids[len(PROMPT) :]
 
-    def propose(self, *token_ids: int, epoch: int = 1, round: int | None = None) -> list[Action]:  # noqa: A002
-        number = self.state.round if round is None else round
-        k = len(token_ids)
-        return self(
-            DraftProposal("s", epoch, number, self.length, Proposal(token_ids), self.length + max(k - 1, 0))
-        )
+    def propose(self, *token_ids: int, epoch: int = 1, number: int | None = None) -> list[Action]:
+        known = self.length + max(len(token_ids) - 1, 0)
+        return self(DraftProposal("s", epoch, self._round(number), self.length, Proposal(token_ids), known))
 
     def judge(
-        self,
-        *token_ids: int,
-        epoch: int = 1,
-        round: int | None = None,  # noqa: A002
-        computed: int | None = None,
+        self, *token_ids: int, epoch: int = 1, number: int | None = None, computed: int | None = None
     ) -> list[Action]:
-        number = self.state.round if round is None else round
         accepted = len(token_ids) - 1
         length = self.length + accepted if computed is None else computed
-        return self(RoundVerdict("s", epoch, number, Verdict(accepted, token_ids, length)))
+        return self(RoundVerdict("s", epoch, self._round(number), Verdict(accepted, token_ids, length)))
 
-    def target_fails(self, error: PacelineError, epoch: int = 1, round: int | None = None) -> list[Action]:  # noqa: A002
-        return self(
-            FromTarget(SequenceFailed("s", epoch, self.state.round if round is None else round, error))
-        )
+    def target_fails(self, error: PacelineError, epoch: int = 1, number: int | None = None) -> list[Action]:
+        return self(FromTarget(SequenceFailed("s", epoch, self._round(number), error)))
 
-    def draft_fails(self, error: PacelineError, epoch: int = 1, round: int | None = None) -> list[Action]:  # noqa: A002
-        return self(
-            FromDraft(SequenceFailed("s", epoch, self.state.round if round is None else round, error))
-        )
+    def draft_fails(self, error: PacelineError, epoch: int = 1, number: int | None = None) -> list[Action]:
+        return self(FromDraft(SequenceFailed("s", epoch, self._round(number), error)))
+
+    def _round(self, number: int | None) -> int:
+        return self.state.round if number is None else number
 
 
 def sent(actions: list[Action]) -> list[Any]:
@@ -158,11 +117,24 @@ def sent(actions: list[Action]) -> list[Any]:
     return [c for c in commands if not (isinstance(c, VerifyAhead) and c.plain_otherwise)]
 
 
+def error_of(actions: list[Action]) -> Exception:
+    """What a sequence fails with."""
+    (failed,) = [action for action in actions if isinstance(action, Fail)]
+    return failed.error
+
+
+def prefilling(*, draft: bool = True, **options: Any) -> Driver:
+    """A machine whose first round is with the target."""
+    it = Driver(**options)
+    if draft:
+        it(Signal.DRAFT_READY)
+    it(Signal.TARGET_READY)
+    return it
+
+
 def drafting(**options: Any) -> Driver:
     """A machine that waits for its first proposal, in round 2."""
-    it = Driver(**options)
-    it(Signal.DRAFT_READY)
-    it(Signal.TARGET_READY)
+    it = prefilling(**options)
     it.judge(4)
     assert it.phase is Phase.DRAFTING
     return it
@@ -213,16 +185,13 @@ def test_a_draft_that_will_not_be_used_is_not_opened(why: str) -> None:
 
 
 def test_losing_the_target_does_not_reopen_the_draft() -> None:
-    it = Driver()
-    it(Signal.DRAFT_READY)
-    it(Signal.TARGET_READY)
+    it = prefilling()
     it(Signal.TARGET_LOST)
     assert not any(isinstance(action, ToDraft) for action in it(Signal.TARGET_READY))
 
 
 def test_a_draft_arriving_meanwhile_drafts_the_second_round() -> None:
-    it = Driver()
-    it(Signal.TARGET_READY)
+    it = prefilling(draft=False)
     it(Signal.DRAFT_READY)
     _, *asked = it.judge(4)
     assert sent(asked) == [
@@ -232,46 +201,35 @@ def test_a_draft_arriving_meanwhile_drafts_the_second_round() -> None:
 
 
 def test_a_round_drafts_verifies_and_commits() -> None:
-    it = Driver()
-    it(Signal.DRAFT_READY)
-    it(Signal.TARGET_READY)
+    it = prefilling()
     emit, *asked = it.judge(4)
-    assert isinstance(emit, Emit)
     assert emit.commit.origins == (TokenOrigin.TARGET,)
     assert sent(asked) == [DraftRound("s", 1, 2, 4, (4,), 3)]
     assert (it.phase, it.state.deadline) == (Phase.DRAFTING, 1.0)
     # The target committed the token itself, so it lacks nothing.
     assert sent(it.propose(5, 6, 7)) == [VerifyRound("s", 1, 2, 4, (), Proposal((5, 6, 7)))]
     emit, *asked = it.judge(5, 9)
-    assert isinstance(emit, Emit)
     assert emit.commit.token_ids == (5, 9)
     assert emit.commit.origins == (TokenOrigin.ACCEPTED, TokenOrigin.CORRECTION)
     # The draft lacks the committed tokens, by absolute position.
     assert sent(asked) == [DraftRound("s", 1, 3, 6, (5, 9), 3)]
 
 
-def test_a_round_can_emit_several_tokens() -> None:
+def test_a_round_is_committed_then_emitted_then_continued() -> None:
     """The accepted draft tokens and the bonus."""
     it = verifying(5, 6, 7)
-    emit, *_ = it.judge(5, 6, 7, 8)
-    assert isinstance(emit, Emit)
-    assert emit.commit.token_ids == (5, 6, 7, 8)
-    assert emit.commit.origins == (TokenOrigin.ACCEPTED,) * 3 + (TokenOrigin.BONUS,)
-    assert it.state.stats.mean_acceptance_length == 4
-
-
-def test_a_round_is_committed_then_emitted_then_continued() -> None:
-    it = verifying(5, 6)
-    actions = it.judge(5, 6, 7)
-    assert it.generated == [4, 5, 6, 7]
+    actions = it.judge(5, 6, 7, 8)
     assert [type(a) for a in actions] == [Emit, ToDraft]
+    assert actions[0].commit.token_ids == (5, 6, 7, 8)
+    assert actions[0].commit.origins == (TokenOrigin.ACCEPTED,) * 3 + (TokenOrigin.BONUS,)
+    assert it.generated == [4, 5, 6, 7, 8]
+    assert it.state.stats.mean_acceptance_length == 4
 
 
 @pytest.mark.parametrize(("told", "counted"), [(0, 0), (2, 2), (9, len(PROMPT))])
 def test_the_first_verdict_reports_cached_tokens(told: int, counted: int) -> None:
     """Later verdicts may find entries of the sequence itself."""
-    it = Driver(k=0)
-    it(Signal.TARGET_READY)
+    it = prefilling(draft=False, k=0)
     for number, cached in ((1, told), (2, 3)):
         verdict = Verdict(0, (4,), it.length, Timings(cached_tokens=cached))
         it(RoundVerdict("s", 1, number, verdict))
@@ -282,7 +240,6 @@ def test_the_first_verdict_reports_cached_tokens(told: int, counted: int) -> Non
 def test_a_final_verdict_is_clipped_and_closes_both_workers(ending: tuple[int, ...]) -> None:
     it = verifying(*ending[:3])
     emit, *rest = it.judge(*ending)
-    assert isinstance(emit, Emit)
     kept = ending[: ending.index(EOS) + 1]
     assert emit.commit.token_ids == kept
     assert emit.commit.finish is not None
@@ -304,9 +261,7 @@ def test_a_final_verdict_is_clipped_and_closes_both_workers(ending: tuple[int, .
     ],
 )
 def test_draft_tokens_are_limited_to_what_is_usable(options: dict[str, Any], wanted: int) -> None:
-    it = Driver(**options)
-    it(Signal.DRAFT_READY)
-    it(Signal.TARGET_READY)
+    it = prefilling(**options)
     (*_, command) = sent(it.judge(4))
     assert isinstance(command, DraftRound)
     assert command.num_draft_tokens == wanted
@@ -314,15 +269,12 @@ def test_draft_tokens_are_limited_to_what_is_usable(options: dict[str, Any], wan
 
 @pytest.mark.parametrize("options", [{"k": 0}, {"k": 5, "max_tokens": 2}, {"draft_max_len": 3}])
 def test_a_round_without_room_for_a_draft_is_plain(options: dict[str, Any]) -> None:
-    it = Driver(**options)
-    it(Signal.DRAFT_READY)
-    it(Signal.TARGET_READY)
+    it = prefilling(**options)
     assert sent(it.judge(4)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
 
 
 def test_without_a_draft_worker_every_round_is_plain() -> None:
-    it = Driver()
-    it(Signal.TARGET_READY)
+    it = prefilling(draft=False)
     for token in (4, 5, 6):
         (command,) = sent(it.judge(token))
         assert command.proposal == Proposal()
@@ -411,7 +363,7 @@ def test_a_failed_drafts_blocks_are_freed_at_the_end() -> None:
 
 def test_a_stale_draft_failure_is_ignored() -> None:
     it = drafting()
-    assert it.draft_fails(InternalError("late"), round=1) == []
+    assert it.draft_fails(InternalError("late"), number=1) == []
     assert it.draft_fails(InternalError("late"), epoch=7) == []
     assert it.phase is Phase.DRAFTING
     it.propose(5)
@@ -431,9 +383,9 @@ def test_an_invalid_proposal_is_dropped(proposal: Proposal) -> None:
 
 def test_an_answer_of_another_round_or_epoch_is_dropped() -> None:
     it = drafting()
-    assert it.propose(5, round=1) == it.propose(5, epoch=2) == it.judge(5) == []
+    assert it.propose(5, number=1) == it.propose(5, epoch=2) == it.judge(5) == []
     it.propose(5)
-    assert it.propose(6) == it.judge(5, 6, round=1) == it.judge(5, 6, epoch=2) == []
+    assert it.propose(6) == it.judge(5, 6, number=1) == it.judge(5, 6, epoch=2) == []
     assert (it.phase, it.generated) == (Phase.VERIFYING, [4])
 
 
@@ -481,7 +433,6 @@ def test_a_target_away_too_long_is_an_error_with_last_index() -> None:
     assert it(Signal.DEADLINE) == []
     it.now = 100.0
     *closing, fail = it(Signal.DEADLINE)
-    assert isinstance(fail, Fail)
     assert isinstance(fail.error, UnavailableError)
     assert fail.error.last_index == 0
     assert closing == [ToDraft(CloseSequence("s", 1))]
@@ -525,7 +476,6 @@ def test_a_round_losing_its_target_repeatedly_fails() -> None:
         assert it(Signal.TARGET_LOST) == [], "it had nothing to do"
         it(Signal.TARGET_READY)
     *closing, fail = it(Signal.TARGET_LOST)
-    assert isinstance(fail, Fail)
     assert isinstance(fail.error, InternalError), "no client resumes with that"
     assert closing == [ToDraft(CloseSequence("s", 1))]
 
@@ -547,17 +497,15 @@ def test_a_preempted_sequence_repeats_its_round() -> None:
 
 
 def test_a_new_sequence_without_room_is_not_preempted() -> None:
-    it = Driver()
-    it(Signal.TARGET_READY)
+    it = prefilling(draft=False)
     error = ResourceExhaustedError("full")
     assert it.target_fails(error) == [WaitForBlocks(error, preempted=False)]
 
 
 def test_a_refused_opening_is_repeated() -> None:
-    it = Driver()
-    it(Signal.TARGET_READY)
+    it = prefilling(draft=False)
     error = ResourceExhaustedError("as many sequences as it holds")
-    assert it.target_fails(error, round=0) == [ToTarget(CloseSequence("s", 1)), WaitForBlocks(error)]
+    assert it.target_fails(error, number=0) == [ToTarget(CloseSequence("s", 1)), WaitForBlocks(error)]
     opening, command = sent(it(Signal.BLOCKS_FREED))
     assert (opening.epoch, command.epoch) == (2, 2)
 
@@ -628,8 +576,7 @@ def test_in_ratio_modes_a_broken_model_ends_the_request(mode: AcceptanceMode) ->
     """Repeating without the proposal would make breaking tokens rarer than in plain decoding."""
     it = verifying(5)
     it.state.params = replace(it.state.params, mode=mode)
-    *_, fail = it.target_fails(InternalError("nan after token 5"))
-    assert isinstance(fail, Fail)
+    error_of(it.target_fails(InternalError("nan after token 5")))
 
 
 def test_a_target_that_keeps_refusing_ends_the_request() -> None:
@@ -637,8 +584,7 @@ def test_a_target_that_keeps_refusing_ends_the_request() -> None:
     for epoch in range(1, MAX_ATTEMPTS):
         assert it.target_fails(NotFoundError("gone"), epoch=epoch)
         assert it.phase is Phase.VERIFYING
-    *_, fail = it.target_fails(NotFoundError("gone"), epoch=MAX_ATTEMPTS)
-    assert isinstance(fail, Fail)
+    error_of(it.target_fails(NotFoundError("gone"), epoch=MAX_ATTEMPTS))
     assert it.phase is Phase.DONE
 
 
@@ -662,16 +608,15 @@ def test_a_shorter_target_is_not_asked_beyond_its_length() -> None:
     it = verifying(5)
     it(Signal.TARGET_LOST)
     it.state.planner.target_max_len = it.length
-    *_, fail = it(Signal.TARGET_READY)
-    assert isinstance(fail, Fail)
-    assert isinstance(fail.error, UnavailableError)
-    assert f"serves {it.length} tokens" in fail.error.message
+    error = error_of(it(Signal.TARGET_READY))
+    assert isinstance(error, UnavailableError)
+    assert f"serves {it.length} tokens" in error.message
 
 
 @pytest.mark.parametrize("round_number", [1, 3])
 def test_a_stale_target_failure_is_ignored(round_number: int) -> None:
     it = verifying(5)
-    assert it.target_fails(InternalError("late"), round=round_number) == []
+    assert it.target_fails(InternalError("late"), number=round_number) == []
     assert it.phase is Phase.VERIFYING
 
 
@@ -687,9 +632,7 @@ def test_a_stale_target_failure_is_ignored(round_number: int) -> None:
 )
 def test_a_verdict_unlike_its_round_ends_the_request(verdict: tuple[int, ...], computed: int | None) -> None:
     it = verifying(5)
-    *_, fail = it.judge(*verdict, computed=computed)
-    assert isinstance(fail, Fail)
-    assert isinstance(fail.error, InternalError)
+    assert isinstance(error_of(it.judge(*verdict, computed=computed)), InternalError)
     assert it.generated == [4]
 
 
@@ -744,7 +687,5 @@ def test_leaving_before_any_opening_closes_nothing() -> None:
 def test_length_ends_a_sequence_in_the_round_that_reaches_it() -> None:
     it = verifying(5, 6, k=3, max_tokens=4)
     emit, *_ = it.judge(5, 6, 7)
-    assert isinstance(emit, Emit)
-    assert emit.commit.finish is not None
     assert emit.commit.finish.reason is FinishReason.LENGTH
     assert it.generated == [4, 5, 6, 7]

@@ -7,17 +7,12 @@ from typing import Any
 import pytest
 
 from coordinator.round.machine import RoundMachine
-from coordinator.round.state import RoundState
-from coordinator.sequence.ledger import Ledger
-from coordinator.sequence.messages import Action, Deadlines, Emit, Fail, FromTarget, Phase, Signal
-from coordinator.speculation.controller import Controller
-from coordinator.speculation.policy import FixedLength
+from coordinator.sequence.messages import Action, FromTarget, Phase, Signal
 from paceline.core.errors import InternalError, ResourceExhaustedError
 from paceline.core.messages import PromptLogprobs, RoundVerdict, SequenceFailed
-from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs, Verdict
-from tests.sim.reference import LetterDetokenizer
-
-PROMPT = (1, 2, 3)
+from paceline.core.types import TokenLogprobs, Verdict
+from tests.unit.coordinator.machines import make_machine
+from tests.unit.coordinator.test_round import error_of
 
 
 def entry(token_id: int) -> TokenLogprobs:
@@ -26,22 +21,7 @@ def entry(token_id: int) -> TokenLogprobs:
 
 def begun(**sampling: Any) -> RoundMachine:
     """A machine whose first round is with the target."""
-    params = SamplingParams(**{"seed": 1, **sampling})
-    ledger = Ledger(
-        PROMPT, params, detokenizer=LetterDetokenizer(), eos_token_ids=frozenset(), max_model_len=100
-    )
-    machine = RoundMachine(
-        RoundState(
-            "s",
-            ledger,
-            SequenceParams(params, AcceptanceMode.COUPLED, len(PROMPT)),
-            0,
-            FixedLength(Controller(0), 0),
-            Deadlines(draft=1.0, target=10.0, recovery=100.0),
-            20,
-            100,
-        )
-    )
+    machine = make_machine(**sampling)
     machine.handle(Signal.TARGET_READY, 0.0)
     assert machine.state.phase is Phase.VERIFYING
     return machine
@@ -59,14 +39,8 @@ def judge(machine: RoundMachine, *logprobs: int) -> list[Action]:
     return machine.handle(RoundVerdict("s", 1, machine.state.round, verdict), 2.0)
 
 
-def error_of(actions: list[Action]) -> Exception:
-    (failed,) = [action for action in actions if isinstance(action, Fail)]
-    return failed.error
-
-
 def test_a_commit_carries_its_log_probabilities() -> None:
     (emit, *_) = judge(begun(logprobs=1), 7)
-    assert isinstance(emit, Emit)
     assert emit.commit.logprobs == (entry(7),)
 
 
@@ -78,14 +52,12 @@ def test_a_verdict_with_wrong_reports_ends_the_request() -> None:
 def test_a_prompt_is_reported_during_its_prefill() -> None:
     machine = begun(prompt_logprobs=0)
     (emit,) = report(machine, 1, (2,))
-    assert isinstance(emit, Emit)
     assert emit.commit.prompt_logprobs == (entry(2),)
     assert report(machine, 1, (2,)) == []
     # It is progress: the target has its time for a round from here on.
     assert machine.state.deadline == 11.0
     assert len(report(machine, 2, (3,))) == 1
     (emit, *_) = judge(machine)
-    assert isinstance(emit, Emit)
     assert emit.commit.token_ids == (7,)
 
 
@@ -118,5 +90,4 @@ def test_a_report_during_a_wait_for_blocks_is_kept() -> None:
     assert machine.state.deadline is None
     machine.handle(Signal.BLOCKS_FREED, 2.0)
     (emit, *_) = judge(machine)
-    assert isinstance(emit, Emit)
     assert emit.commit.token_ids == (7,)

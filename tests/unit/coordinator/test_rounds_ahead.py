@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.proposers.interface import ContextSource, Guess
-from coordinator.sequence.messages import Action, Emit, Fail, Phase, Signal, ToDraft, ToTarget
+from coordinator.sequence.messages import Action, Emit, Phase, Signal, ToDraft, ToTarget
 from paceline.core.errors import FailedPreconditionError, InternalError, ResourceExhaustedError
 from paceline.core.messages import (
     CloseSequence,
@@ -19,7 +19,7 @@ from paceline.core.messages import (
     VerifyRound,
 )
 from paceline.core.types import Outcome, Proposal, Verdict
-from tests.unit.coordinator.test_round import PROMPT, Driver
+from tests.unit.coordinator.test_round import PROMPT, Driver, error_of
 from tests.unit.coordinator.test_round_policy import Scripted, copying
 
 N = len(PROMPT)
@@ -34,9 +34,9 @@ def told(number: int, base: int, epoch: int = 1) -> VerifyAhead:
     return VerifyAhead("s", epoch, number, base, {}, plain_otherwise=True)
 
 
-def goes_on(it: Driver, *token_ids: int, number: int | None = None) -> list[Action]:
-    """The verdict of a target that has begun a plain round."""
-    verdict = Verdict(len(token_ids) - 1, token_ids, it.length + len(token_ids) - 1, went_on_with=0)
+def goes_on(it: Driver, *token_ids: int, number: int | None = None, count: int = 0) -> list[Action]:
+    """The verdict of a target that has begun a round, with so many draft tokens."""
+    verdict = Verdict(len(token_ids) - 1, token_ids, it.length + len(token_ids) - 1, went_on_with=count)
     return it(RoundVerdict("s", 1, it.state.round if number is None else number, verdict))
 
 
@@ -84,8 +84,7 @@ def test_a_target_told_too_late_is_asked() -> None:
 def test_a_target_going_on_untold_fails_the_request() -> None:
     it, _ = chosen(2)
     it.propose(7, 8)
-    (failed,) = [a for a in goes_on(it, 7, 5) if isinstance(a, Fail)]
-    assert isinstance(failed.error, InternalError)
+    assert isinstance(error_of(goes_on(it, 7, 5)), InternalError)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,7 @@ def test_a_round_begun_ahead_survives_losing_the_target() -> None:
 def test_a_round_begun_ahead_may_wait_for_blocks() -> None:
     it = plain()
     goes_on(it, 5)
-    it.target_fails(ResourceExhaustedError("full"), round=3)
+    it.target_fails(ResourceExhaustedError("full"), number=3)
     assert it.phase is Phase.WAITING
     assert commands(it(Signal.BLOCKS_FREED)) == [
         VerifyRound("s", 1, 3, N + 2, (), Proposal()),
@@ -180,8 +179,7 @@ def copies_told(number: int, base: int, outcome: tuple[int, int], *token_ids: in
 
 
 def goes_on_with(it: Driver, count: int, *token_ids: int) -> list[Any]:
-    verdict = Verdict(len(token_ids) - 1, token_ids, it.length + len(token_ids) - 1, went_on_with=count)
-    return commands(it(RoundVerdict("s", 1, it.state.round, verdict)))
+    return commands(goes_on(it, *token_ids, count=count))
 
 
 def test_the_target_copies_by_itself_in_repeating_text() -> None:
@@ -191,7 +189,6 @@ def test_the_target_copies_by_itself_in_repeating_text() -> None:
     (ahead,) = goes_on_with(it, 3, 3)
     # 1 2 3 is being judged: should all of it come true and 1 follow, 2 3 comes after that.
     assert ahead == copies_told(4, N + 3, (3, 1), 2, 3)
-    assert it.state.committed is not None
     assert it.state.committed.source == ""
     assert goes_on_with(it, 2, 1, 2, 3, 1) == [told(5, N + 7)]
     assert it.state.committed.source
@@ -255,8 +252,8 @@ def test_a_repeated_offer_is_unchanged() -> None:
     """The target may have begun with it."""
     it, _ = copying_plainly(3, 2)
     (ahead,) = goes_on_with(it, 0, 2)
-    it.target_fails(FailedPreconditionError("gap", known_length=N), round=3)
-    verify, again = commands(it.target_fails(FailedPreconditionError("gap", known_length=N), round=3))
+    it.target_fails(FailedPreconditionError("gap", known_length=N), number=3)
+    verify, again = commands(it.target_fails(FailedPreconditionError("gap", known_length=N), number=3))
     assert (verify.round, again) == (3, ahead)
 
 

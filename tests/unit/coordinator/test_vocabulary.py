@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.refusals import refused
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from coordinator.text.long_texts import LongTexts
 from coordinator.text.vocabulary import LONG_TEXT, Vocabulary
 from paceline.bench.prompts import tokenized
 from paceline.core import limits
-from paceline.core.errors import InvalidArgumentError
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,8 @@ def pieces(vocabulary: Vocabulary, *words: str) -> list[list[str]]:
 
 def test_an_unloadable_tokenizer_is_reported_with_the_cause(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(InvalidArgumentError, match=r"has no loadable .*: EOF while parsing") as caught:
+    with refused("tokenizer", r"has no loadable .*: EOF while parsing"):
         Vocabulary.load(str(tmp_path))
-    assert caught.value.field == "tokenizer"
 
 
 async def test_truncation_of_a_tokenizer_is_ignored(vocabulary: Vocabulary, tmp_path: Path) -> None:
@@ -100,9 +99,8 @@ def test_no_space_is_put_before_a_special_bad_word(vocabulary: Vocabulary) -> No
 def test_bad_words_without_or_with_too_many_tokens_are_refused(vocabulary: Vocabulary) -> None:
     silent = Tokenizer(models.BPE({}, []))
     for words, tokenizer in ((["é" * limits.MAX_BAD_WORD_TOKENS], vocabulary.tokenizer), (["x"], silent)):
-        with pytest.raises(InvalidArgumentError) as caught:
+        with refused("bad_words"):
             Vocabulary(tokenizer, "fingerprint", 1).bad_words(words)
-        assert caught.value.field == "bad_words"
 
 
 def test_a_single_token_has_a_text(vocabulary: Vocabulary) -> None:
@@ -145,5 +143,8 @@ async def longest_stand_still(vocabulary: Vocabulary, text: str) -> float:
 @pytest.mark.slow
 async def test_streams_go_on_while_a_long_text_is_tokenised(vocabulary: Vocabulary) -> None:
     """A thread of this process would hold the interpreter. A busy machine may delay it too."""
-    text = "ok bad " * 200_000
-    assert min([await longest_stand_still(vocabulary, text) for _ in range(3)]) < 1 / 2
+    text = "ok bad " * 100_000
+    for _ in range(5):
+        if await longest_stand_still(vocabulary, text) < 1 / 2:
+            return
+    raise AssertionError("nobody else had a turn for half of the time")

@@ -58,7 +58,6 @@ def test_with_plain_rounds_only_the_prior_overhead_applies() -> None:
 
 def test_two_measured_ks_give_a_line_for_the_others() -> None:
     seconds = measured(RoundCosts(), {0: 0.01, 2: 0.014, 6: 0.022}).seconds(MOST)
-    assert seconds is not None
     assert seconds[0] == pytest.approx(0.01)
     assert seconds[4] == pytest.approx(0.018, rel=0.02)
     assert seconds[8] == pytest.approx(0.026, rel=0.05)
@@ -66,14 +65,12 @@ def test_two_measured_ks_give_a_line_for_the_others() -> None:
 
 def test_more_draft_tokens_never_take_less_time() -> None:
     seconds = measured(RoundCosts(), {0: 0.01, 2: 0.03, 3: 0.01, 6: 0.02}).seconds(MOST)
-    assert seconds is not None
     assert seconds[1:] == sorted(seconds[1:])
     assert min(seconds) > 0
 
 
 def test_an_unmeasured_plain_round_is_not_free() -> None:
     seconds = measured(RoundCosts(), {2: 0.01, 6: 0.05}).seconds(MOST)
-    assert seconds is not None
     assert seconds[0] >= LEAST_SHARE * 0.03
 
 
@@ -84,7 +81,6 @@ def test_an_unmeasured_load_takes_the_nearest_loads_shape() -> None:
             model.add(k, 0.002 * k, 0.01 + 0.001 * k, 4)
         model.add(0, 0.0, 0.05, 16)
     near, far = model.round_seconds(bracket(4)), model.round_seconds(bracket(16))
-    assert near is not None
     assert far is not None
     assert far == pytest.approx([0.05 * s / near[0] for s in near])
     assert model.round_seconds(bracket(64)) == pytest.approx(far)
@@ -96,5 +92,4 @@ def test_verification_excludes_the_wait_for_the_proposal() -> None:
         for k in (0, 2, 4):
             model.add(k, 0.1 * k, 0.01 + 0.001 * k, 1)
     seconds = model.verify_seconds(0)
-    assert seconds is not None
     assert seconds[4] == pytest.approx(0.014, rel=0.02)
