@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
@@ -19,16 +19,9 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from paceline.core.clock import ManualClock
 from paceline.core.errors import PacelineError, ResourceExhaustedError
 from paceline.kv import BlockPool, BlockTable, CopyBlock, Leases
+from tests.property.machines import machine_settings
 
-SETTINGS = settings(
-    max_examples=80,
-    stateful_step_count=30,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    print_blob=False,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+SETTINGS = machine_settings(80, 30)
 
 
 class BlockMachine(RuleBasedStateMachine):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from google.rpc import status_pb2  # type: ignore[import-untyped]
+from google.rpc import status_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from paceline.rpc import codec
 from paceline.rpc.codec.status import from_status, to_status
 from paceline.rpc.streams import frames
 from paceline.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
+from tests.property.rpc import wire
 
 few = settings(max_examples=60, deadline=None)
 PARSERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
@@ -56,45 +57,26 @@ def test_random_bytes_are_parsed_or_refused(kind: str, payload: bytes) -> None:
     accept_or_refuse(kind, payload)
 
 
+RENDERED: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any]]] = {
+    "generate request": (wire.calls, codec.generate_request_to_proto),
+    "target commands": (wire.target_commands, frames.verify_request),
+    "draft commands": (wire.draft_commands, frames.draft_request),
+    "target events": (wire.target_events, frames.verify_response),
+    "draft events": (wire.draft_events, frames.draft_response),
+}
+
+
+@pytest.mark.parametrize("kind", RENDERED)
 @few
 @given(data=st.data())
-def test_a_mutated_request_is_parsed_or_refused(wire: Any, data: Any) -> None:
-    message = codec.generate_request_to_proto(data.draw(wire.calls))
-    accept_or_refuse("generate request", mutated(data, message.SerializeToString()))
-
-
-@pytest.mark.parametrize(
-    ("kind", "render"),
-    [
-        ("target commands", frames.verify_request),
-        ("draft commands", frames.draft_request),
-        ("target events", frames.verify_response),
-        ("draft events", frames.draft_response),
-    ],
-)
-@few
-@given(data=st.data())
-def test_a_mutated_frame_is_parsed_or_refused(wire: Any, data: Any, kind: str, render: Any) -> None:
-    message = render(data.draw(getattr(wire, kind.replace(" ", "_"))))
-    accept_or_refuse(kind, mutated(data, message.SerializeToString()))
+def test_a_mutated_message_is_parsed_or_refused(data: Any, kind: str) -> None:
+    values, render = RENDERED[kind]
+    accept_or_refuse(kind, mutated(data, render(data.draw(values)).SerializeToString()))
 
 
 @few
-@given(payload=st.binary(max_size=120))
-def test_any_status_is_an_error(payload: bytes) -> None:
-    try:
-        status = status_pb2.Status.FromString(payload)
-    except DecodeError:
-        return
-    assert isinstance(from_status(status), PacelineError)
-
-
-@few
-@given(data=st.data())
-def test_a_mutated_status_is_an_error(wire: Any, data: Any) -> None:
-    payload = mutated(data, to_status(data.draw(wire.errors)).SerializeToString())
-    try:
-        status = status_pb2.Status.FromString(payload)
-    except DecodeError:
-        return
-    assert isinstance(from_status(status), PacelineError)
+@given(payload=st.binary(max_size=120), error=wire.paceline_errors, data=st.data())
+def test_any_status_is_an_error(payload: bytes, error: PacelineError, data: Any) -> None:
+    for received in (payload, mutated(data, to_status(error).SerializeToString())):
+        with contextlib.suppress(DecodeError):
+            assert isinstance(from_status(status_pb2.Status.FromString(received)), PacelineError)

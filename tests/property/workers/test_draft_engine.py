@@ -2,103 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from paceline.core.clock import ManualClock
 from paceline.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, StaleEpochError
-from paceline.core.messages import CloseSequence, DraftProposal, DraftRound, OpenSequence, SequenceFailed
-from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.core.messages import CloseSequence, DraftProposal, DraftRound
 from paceline.engine.multi_step import ChainSkills
-from tests.sim.caches import CacheChecker
+from tests.property.machines import machine_settings
+from tests.property.workers.engines import EOS, VOCAB, EngineMachine, Sequence, tokens
 from tests.sim.reference import check_slow_proposal
-from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine
+from tests.sim.toys import ToyModel, draft_config, draft_engine
 
-VOCAB = 6
-EOS = (5,)
 MODEL = ToyModel(VOCAB, seed=4)
 CONFIG = draft_config(support_mass=0.9)
-SETTINGS = settings(
-    max_examples=35,
-    stateful_step_count=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    print_blob=False,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-tokens = st.integers(0, VOCAB - 1)
+SETTINGS = machine_settings(25, 25)
 
 
-@dataclass
-class Sequence:
-    """What the coordinator would know."""
-
-    name: str
-    params: SequenceParams
-    ledger: list[int]
-    known: int
-    epoch: int = 1
-    round: int = 0
-    last: tuple[DraftRound, DraftProposal] | None = None
-
-
-@st.composite
-def params(draw: st.DrawFn) -> SequenceParams:
-    sampling = SamplingParams(
-        temperature=draw(st.sampled_from([0.0, 0.6, 1.0])),
-        seed=draw(st.integers(0, 2**64 - 1)),
-        max_tokens=100,
-        min_tokens=draw(st.sampled_from([0, 0, 8])),
-        stop_token_ids=draw(st.sampled_from([(), (2,)])),
-    )
-    salt = draw(st.sampled_from(["", "a"]))
-    return SequenceParams(sampling, draw(st.sampled_from(AcceptanceMode)), 1, cache_salt=salt)
-
-
-@st.composite
-def prompts(draw: st.DrawFn) -> list[int]:
-    """Of four tokens and more, two in three begin with the same ones as many others."""
-    same = draw(st.sampled_from([0, 9, 25]))
-    return [*([1, 2, 3, 4, 5] * 5)[:same], *draw(st.lists(tokens, min_size=1, max_size=60 - same))]
-
-
-class DraftEngineMachine(RuleBasedStateMachine):
+class DraftEngineMachine(EngineMachine):
     """Up to four sequences on one draft engine."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.runner = ToyRunner(MODEL, num_blocks=200, block_size=4)
-        self.it = draft_engine(
-            self.runner,
-            CONFIG,
-            vocabulary_size=VOCAB,
-            max_model_len=300,
-            eos_token_ids=EOS,
-            clock=ManualClock(),
-        )
-        self.caches = CacheChecker()
-        self.sequences: list[Sequence] = []
-        self.count = 0
+    model = MODEL
 
-    def send(self, command: Any) -> list[Any]:
-        return list(self.it.handle(command, 0.0))
-
-    def refused(self, command: Any, error: type[Exception]) -> Any:
-        (event,) = self.send(command)
-        assert isinstance(event, SequenceFailed)
-        assert isinstance(event.error, error), event.error
-        return event.error
-
-    def reopen(self, of: Sequence) -> None:
-        of.epoch += 1
-        assert self.send(OpenSequence(of.name, of.epoch, tuple(of.ledger), of.params)) == []
-        of.known, of.last = len(of.ledger), None
+    def engine(self) -> Any:
+        lengths = {"vocabulary_size": VOCAB, "max_model_len": 300}
+        return draft_engine(self.runner, CONFIG, **lengths, eos_token_ids=EOS, clock=ManualClock())
 
     def command(self, of: Sequence, k: int, tail: int | None = None) -> DraftRound:
         of.round += 1
@@ -120,7 +52,6 @@ class DraftEngineMachine(RuleBasedStateMachine):
         assert (event.epoch, event.round, event.base_length) == (of.epoch, of.round, len(of.ledger))
         assert proposal.num_draft_tokens == k
         held = self.it.sequences.find(of.name)
-        assert held is not None
         assert held.table.length == event.num_computed_tokens == len(of.ledger) + k - 1
         assert self.runner.read(held.table) == [*of.ledger, *proposal.token_ids[:-1]]
         check_slow_proposal(MODEL, of.ledger, of.params, proposal, CONFIG.support_mass, EOS)
@@ -134,14 +65,6 @@ class DraftEngineMachine(RuleBasedStateMachine):
             of.last = None
 
     # ---- rules -----------------------------------------------------------------------------------
-
-    @precondition(lambda self: len(self.sequences) < 4)
-    @rule(of=params(), prompt=prompts())
-    def open_one(self, of: SequenceParams, prompt: list[int]) -> None:
-        self.count += 1
-        one = Sequence(f"s{self.count}", of, list(prompt), len(prompt), epoch=0)
-        self.sequences.append(one)
-        self.reopen(one)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), accepted=st.lists(st.integers(0, 6), min_size=4, max_size=4), token=tokens)
@@ -228,15 +151,6 @@ class DraftEngineMachine(RuleBasedStateMachine):
         assert self.send(CloseSequence(of.name, of.epoch)) == []
         assert not self.it.has_work
         self.sequences.remove(of)
-
-    @invariant()
-    def blocks_are_whole(self) -> None:
-        self.caches.check(self.runner, self.it.sequences)
-
-    def teardown(self) -> None:
-        for of in self.sequences:
-            self.send(CloseSequence(of.name, of.epoch))
-        assert self.runner.pool.used_blocks == 0
 
 
 def test_the_draft_cache_lacks_only_the_last_draft_token() -> None:

@@ -10,49 +10,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from paceline.core.clock import ManualClock
 from paceline.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, StaleEpochError
-from paceline.core.messages import CloseSequence, OpenSequence, RoundVerdict, SequenceFailed, VerifyRound
-from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, Verdict
+from paceline.core.messages import CloseSequence, OpenSequence, RoundVerdict, VerifyRound
+from paceline.core.types import AcceptanceMode, Proposal
 from paceline.decoding.sampling import to_sparse, truncate_support
 from target_worker.engine import TargetEngine
-from tests.sim.caches import CacheChecker
+from tests.property.machines import machine_settings
+from tests.property.workers.engines import EOS, VOCAB, EngineMachine, Sequence, tokens
 from tests.sim.reference import masked_probabilities, slow_verdict
-from tests.sim.toys import ToyModel, ToyRunner, own_choice, target_config
+from tests.sim.toys import ToyModel, own_choice, target_config
 
-VOCAB = 6
-EOS = (5,)
 MODEL = ToyModel(VOCAB, seed=3)
 DRAFT = MODEL.near(0.7)
-SETTINGS = settings(
-    max_examples=40,
-    stateful_step_count=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    print_blob=False,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-tokens = st.integers(0, VOCAB - 1)
-
-
-@dataclass
-class Sequence:
-    """What the coordinator would know."""
-
-    name: str
-    params: SequenceParams
-    ledger: list[int]
-    known: int
-    epoch: int = 1
-    round: int = 0
-    last: tuple[VerifyRound, Verdict] | None = None
-    dropped: bool = False
+SETTINGS = machine_settings(25, 25)
 
 
 @dataclass
@@ -68,70 +43,21 @@ class Asked:
         self.want = slow_verdict(MODEL, of.ledger, of.params, self.command.proposal, EOS)
 
 
-@st.composite
-def params(draw: st.DrawFn) -> SequenceParams:
-    sampling = SamplingParams(
-        temperature=draw(st.sampled_from([0.0, 0.6, 1.0])),
-        seed=draw(st.integers(0, 2**64 - 1)),
-        max_tokens=100,
-        min_tokens=draw(st.sampled_from([0, 0, 8])),
-        stop_token_ids=draw(st.sampled_from([(), (2,)])),
-        ignore_eos=draw(st.booleans()),
-    )
-    salt = draw(st.sampled_from(["", "a"]))
-    return SequenceParams(sampling, draw(st.sampled_from(AcceptanceMode)), 1, cache_salt=salt)
+class TargetMachine(EngineMachine):
+    """Up to four sequences on one target engine."""
 
+    model = MODEL
+    ignores_eos = True
 
-@st.composite
-def prompts(draw: st.DrawFn) -> list[int]:
-    """Of four tokens and more, two in three begin with the same ones as many others."""
-    same = draw(st.sampled_from([0, 9, 25]))
-    return [*([1, 2, 3, 4, 5] * 5)[:same], *draw(st.lists(tokens, min_size=1, max_size=60 - same))]
-
-
-class TargetMachine(RuleBasedStateMachine):
-    """Up to four sequences on one engine."""
-
-    engine_class: type[TargetEngine] = TargetEngine
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.runner = ToyRunner(MODEL, num_blocks=200, block_size=4)
-        self.it = self.engine_class(
-            self.runner,
-            target_config(),
-            vocabulary_size=VOCAB,
-            max_model_len=200,
-            eos_token_ids=EOS,
-            clock=ManualClock(),
-        )
-        self.caches = CacheChecker()
-        self.sequences: list[Sequence] = []
-        self.count = 0
-
-    def send(self, command: Any) -> list[Any]:
-        return list(self.it.handle(command, 0.0))
-
-    def refused(self, command: Any, error: type[Exception]) -> Any:
-        (event,) = self.send(command)
-        assert isinstance(event, SequenceFailed)
-        assert isinstance(event.error, error), event.error
-        assert (event.sequence_id, event.epoch) == (command.sequence_id, command.epoch)
-        return event.error
-
-    def open(self, of: Sequence) -> None:
-        assert self.send(OpenSequence(of.name, of.epoch, tuple(of.ledger), of.params)) == []
-        of.known, of.dropped, of.last = len(of.ledger), False, None
+    def engine(self) -> Any:
+        lengths = {"vocabulary_size": VOCAB, "max_model_len": 200}
+        return TargetEngine(self.runner, target_config(), **lengths, eos_token_ids=EOS, clock=ManualClock())
 
     def pick(self, data: st.DataObject) -> Sequence:
         it: Sequence = data.draw(st.sampled_from(self.sequences))
         if it.dropped:
             self.reopen(it)
         return it
-
-    def reopen(self, of: Sequence) -> None:
-        of.epoch += 1
-        self.open(of)
 
     def command(self, data: st.DataObject, of: Sequence, tail: int | None = None) -> VerifyRound:
         """The next round, with a chain whose first tokens are likely ones."""
@@ -178,7 +104,6 @@ class TargetMachine(RuleBasedStateMachine):
         assert verdict.token_ids == (*command.proposal.token_ids[:accepted], token)
         after = [*of.ledger, *verdict.token_ids]
         held = self.it.sequences.find(of.name)
-        assert held is not None
         assert verdict.num_computed_tokens == held.table.length == len(after) - 1
         assert self.runner.read(held.table) == after[:-1] == held.session.cached
         of.known = len(after)
@@ -190,14 +115,6 @@ class TargetMachine(RuleBasedStateMachine):
             of.known, of.last = len(of.ledger), None
 
     # ---- rules -----------------------------------------------------------------------------------
-
-    @precondition(lambda self: len(self.sequences) < 4)
-    @rule(of=params(), prompt=prompts())
-    def open_one(self, of: SequenceParams, prompt: list[int]) -> None:
-        self.count += 1
-        one = Sequence(f"s{self.count}", of, list(prompt), len(prompt))
-        self.sequences.append(one)
-        self.open(one)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), commit=st.sampled_from([True, True, True, False]))
@@ -231,7 +148,6 @@ class TargetMachine(RuleBasedStateMachine):
     def gap(self, data: st.DataObject, elsewhere: list[int]) -> None:
         of = self.pick(data)
         held = self.it.sequences.find(of.name)
-        assert held is not None
         of.ledger += elsewhere
         worker_has = len(held.session.tokens)
         if worker_has > of.known:
@@ -297,16 +213,6 @@ class TargetMachine(RuleBasedStateMachine):
         assert not self.it.holds(of.name)
         assert not self.it.has_work
         self.sequences.remove(of)
-
-    @invariant()
-    def blocks_are_whole(self) -> None:
-        self.caches.check(self.runner, self.it.sequences)
-
-    def teardown(self) -> None:
-        for of in self.sequences:
-            self.send(CloseSequence(of.name, of.epoch))
-        assert self.runner.pool.used_blocks == 0
-        assert self.runner.pool.free_blocks == self.runner.pool.num_blocks
 
 
 def test_the_target_cache_lacks_only_the_last_token() -> None:

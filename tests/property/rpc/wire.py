@@ -1,11 +1,9 @@
-"""Strategies for values of the wire layer, shared by test modules."""
+"""Strategies for values of the wire layer."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 
 from paceline.core import errors, limits, messages
@@ -47,6 +45,10 @@ structures = st.one_of(
 @st.composite
 def samplings(draw: Any, **fixed: Any) -> SamplingParams:
     max_tokens = draw(st.none() | st.integers(1, limits.MAX_TOKENS))
+    some_texts, logprobs = (
+        st.lists(texts.filter(bool), max_size=4).map(tuple),
+        st.integers(0, limits.MAX_LOGPROBS),
+    )
     values = {
         "temperature": draw(st.just(0.0) | st.floats(limits.MIN_TEMPERATURE, limits.MAX_TEMPERATURE)),
         "top_p": draw(st.floats(0, 1, exclude_min=True)),
@@ -59,15 +61,15 @@ def samplings(draw: Any, **fixed: Any) -> SamplingParams:
         "seed": draw(st.none() | st.integers(0, limits.MAX_SEED)),
         "max_tokens": max_tokens,
         "min_tokens": draw(st.integers(0, max_tokens or limits.MAX_TOKENS)),
-        "stop": draw(st.lists(texts.filter(bool), max_size=4).map(tuple)),
+        "stop": draw(some_texts),
         "stop_token_ids": draw(ids),
         "ignore_eos": draw(st.booleans()),
         "include_stop_str_in_output": draw(st.booleans()),
-        "bad_words": draw(st.lists(texts.filter(bool), max_size=4).map(tuple)),
+        "bad_words": draw(some_texts),
         "allowed_token_ids": draw(st.none() | ids.filter(bool)),
         "n": draw(st.integers(1, limits.MAX_N)),
-        "logprobs": draw(st.none() | st.integers(0, limits.MAX_LOGPROBS)),
-        "prompt_logprobs": draw(st.none() | st.integers(0, limits.MAX_LOGPROBS)),
+        "logprobs": draw(st.none() | logprobs),
+        "prompt_logprobs": draw(st.none() | logprobs),
         "echo": draw(st.booleans()),
         "structured_outputs": draw(st.none() | structures),
     }
@@ -124,13 +126,10 @@ def sequence_params(draw: Any) -> SequenceParams:
 
 @st.composite
 def distributions(draw: Any) -> SparseDistribution:
-    size = draw(st.integers(0, 6))
+    size = 4 * draw(st.integers(0, 6))
     if size == 0:
         return SparseDistribution(uniform_over=draw(uint32.filter(bool)))
-    return SparseDistribution(
-        draw(st.binary(min_size=4 * size, max_size=4 * size)),
-        draw(st.binary(min_size=4 * size, max_size=4 * size)),
-    )
+    return SparseDistribution(*(draw(st.binary(min_size=size, max_size=size)) for _ in range(2)))
 
 
 @st.composite
@@ -223,16 +222,23 @@ draft_proposals = st.builds(
 )
 continuations = st.builds(messages.Continuations, **addresses, base_length=uint32, proposals=by_outcome)
 paceline_errors = st.one_of(
-    st.builds(errors.InvalidArgumentError, texts.filter(bool), texts.filter(bool)),
-    st.builds(errors.TokenizerMismatchError, texts.filter(bool), texts.filter(bool)),
-    st.builds(errors.NotFoundError, texts),
+    *(
+        st.builds(kind, texts.filter(bool), texts.filter(bool))
+        for kind in (errors.InvalidArgumentError, errors.TokenizerMismatchError)
+    ),
+    *(
+        st.builds(kind, texts)
+        for kind in (
+            errors.NotFoundError,
+            errors.StaleEpochError,
+            errors.ResourceExhaustedError,
+            errors.DeadlineExceededError,
+            errors.CancelledError,
+            errors.InternalError,
+        )
+    ),
     st.builds(errors.FailedPreconditionError, texts, uint32),
-    st.builds(errors.StaleEpochError, texts),
-    st.builds(errors.ResourceExhaustedError, texts),
     st.builds(errors.UnavailableError, texts, st.none() | st.integers(0, 2**40)),
-    st.builds(errors.DeadlineExceededError, texts),
-    st.builds(errors.CancelledError, texts),
-    st.builds(errors.InternalError, texts),
 )
 failures = st.builds(messages.SequenceFailed, **addresses, error=paceline_errors)
 
@@ -242,21 +248,7 @@ def same_error(a: errors.PacelineError, b: errors.PacelineError) -> bool:
     return type(a) is type(b) and vars(a) == vars(b) and a.args == b.args
 
 
-@pytest.fixture(scope="session")
-def wire() -> SimpleNamespace:
-    """The strategies above."""
-    return SimpleNamespace(
-        samplings=samplings(),
-        speculations=speculations,
-        calls=calls,
-        sequence_params=sequence_params(),
-        proposals=proposals(),
-        timings=timings,
-        verdicts=verdicts(),
-        target_commands=st.lists(opens | verify_rounds | verify_aheads | closes, max_size=4),
-        draft_commands=st.lists(opens | draft_rounds | closes, max_size=4),
-        target_events=st.lists(round_verdicts | prompt_logprobs | failures, max_size=4),
-        draft_events=st.lists(draft_proposals | continuations | failures, max_size=4),
-        errors=paceline_errors,
-        same_error=same_error,
-    )
+target_commands = st.lists(opens | verify_rounds | verify_aheads | closes, max_size=4)
+draft_commands = st.lists(opens | draft_rounds | closes, max_size=4)
+target_events = st.lists(round_verdicts | prompt_logprobs | failures, max_size=4)
+draft_events = st.lists(draft_proposals | continuations | failures, max_size=4)
