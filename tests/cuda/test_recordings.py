@@ -63,6 +63,7 @@ def test_a_replayed_pass_is_three_launches(cuda: PretendedCuda) -> None:
     assert (counts.launches, counts.num_waits) == (3, 0)
 
 
+@pytest.mark.planted
 def test_a_tensor_left_on_the_host_is_seen(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     def left(array: Indices, device: torch.device) -> Tensor:
         return torch.from_numpy(array)
@@ -73,6 +74,7 @@ def test_a_tensor_left_on_the_host_is_seen(cuda: PretendedCuda, monkeypatch: pyt
         decoded(runner)
 
 
+@pytest.mark.planted
 def test_a_number_kept_in_a_recording_is_seen(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait and no other device, but a replay has the positions of the pass that was recorded."""
     inner = StaticInputs.batch
@@ -87,6 +89,7 @@ def test_a_number_kept_in_a_recording_is_seen(cuda: PretendedCuda, monkeypatch: 
     assert captured_of(runner).usable
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("fault", [lambda t: t.cpu(), lambda t: t.to("cuda:0")], ids=["host", "other"])
 def test_weights_elsewhere_are_seen(cuda: PretendedCuda, fault: Callable[[Any], Any]) -> None:
     model: Any = random_model(CONFIGS["llama"](), seed=1).to(DEVICE)

@@ -195,6 +195,7 @@ def test_a_failed_capture_leaves_nothing_behind(cuda: PretendedCuda, waits: bool
     assert graphs(lambda: torch.ones(1, device=DEVICE))().tolist() == [1.0]
 
 
+@pytest.mark.planted
 def test_a_capture_left_open_is_seen(cuda: PretendedCuda) -> None:
     """Planted: a recorder that does not end the captures that fail."""
     graphs = CudaGraphs(DEVICE)
@@ -205,6 +206,7 @@ def test_a_capture_left_open_is_seen(cuda: PretendedCuda) -> None:
         cuda.captures.check_sound()
 
 
+@pytest.mark.planted
 def test_a_capture_stream_left_current_is_seen(cuda: PretendedCuda) -> None:
     """Planted: what `torch.cuda.graph` does, which ends the capture before it leaves the stream."""
     graph = torch.cuda.CUDAGraph()

@@ -124,6 +124,7 @@ def test_kernels_give_what_torch_operations_give() -> None:
     assert agree(gumbel_kernels, CPU)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("name", ["coupled", "rejection"])
 def test_a_pageable_copy_in_judging_is_seen(
     cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch, name: str

@@ -76,12 +76,14 @@ BAD: dict[str, History] = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("name", BAD)
 def test_a_planted_history_fault_is_found(name: str) -> None:
     with pytest.raises(HistoryError):
         validate(BAD[name], complete=False)
 
 
+@pytest.mark.planted
 def test_tokens_that_differ_from_the_expected_are_found() -> None:
     for expected in ((7, 8, 9), (7, 8, 9, 9), (7, 8, 9, 7, 7), ()):
         with pytest.raises(HistoryError, match="other tokens"):

@@ -425,6 +425,7 @@ def test_options_in_sentences_exist() -> None:
     assert unknown == []
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "text",
     [
@@ -448,6 +449,7 @@ def test_a_wrong_command_is_noticed(text: str) -> None:
         check(statement.words)
 
 
+@pytest.mark.planted
 def test_a_failing_shell_block_is_noticed(files: Path, folder: Path) -> None:
     with shell(folder, Places(1, 2, 3, 4)) as running, pytest.raises(AssertionError, match="no-such"):
         running.run(statements("$ paceline keys list --api-keys no-such.json\noutput")[0])

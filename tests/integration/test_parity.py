@@ -119,6 +119,7 @@ def test_greedy_parity_at_end_of_sequence(oracle: Oracle, client: Client, k: int
         assert (len(past.token_ids), past.finish_reason) == (NEW_TOKENS, "length")
 
 
+@pytest.mark.planted
 def test_a_planted_difference_is_found(oracle: Oracle) -> None:
     """One wrong token, a missing one and one too many are errors."""
     prompt = oracle.encode(SOURCE)[:20]

@@ -113,6 +113,7 @@ def test_a_distant_draft_is_not_used() -> None:
     assert share(FAR, 1, constant(0.4), chosen) >= 0.95
 
 
+@pytest.mark.planted
 def test_a_policy_ignoring_the_wire_is_noticed() -> None:
     class Wireless(GoodputPolicy):
         def on_proposal(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
@@ -121,6 +122,7 @@ def test_a_policy_ignoring_the_wire_is_noticed() -> None:
     assert share(FAR, 1, constant(0.4), lambda c: Wireless(c, MAX_K)) < 0.9
 
 
+@pytest.mark.planted
 def test_a_policy_ignoring_the_load_is_noticed() -> None:
     class Greedy(GoodputPolicy):
         def choose(self, most: int, lacking: int, remaining: int) -> int:
@@ -129,6 +131,7 @@ def test_a_policy_ignoring_the_load_is_noticed() -> None:
     assert share(CORES, 64, constant(0.5), lambda c: Greedy(c, MAX_K)) < 0.9
 
 
+@pytest.mark.planted
 def test_a_policy_that_always_explores_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     steadily = steady(CORES, 1, constant(0.8), chosen, 1)
     for name in ("SHORTEST", "LONGEST"):
@@ -137,6 +140,7 @@ def test_a_policy_that_always_explores_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert steady(CORES, 1, constant(0.8), chosen, 1) < 0.96 * steadily
 
 
+@pytest.mark.planted
 def test_sequences_choosing_k_separately_are_noticed() -> None:
     """Passes are shared by sequences that do the same: half drafting is worse than either."""
     numbers = iter(range(10**6))

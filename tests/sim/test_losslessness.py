@@ -187,6 +187,7 @@ def test_the_drafts_own_sampling_keeps_the_distribution(mode: AcceptanceMode, ch
     assert p_value(world) > LEVEL
 
 
+@pytest.mark.planted
 def test_judging_a_copy_as_a_drawn_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the draw of a point mass; judged as that of a flat distribution it is accepted too often."""
     ids, flat = np.arange(VOCAB, dtype="<u4").tobytes(), np.full(VOCAB, 1 / VOCAB, dtype="<f4").tobytes()
@@ -204,6 +205,7 @@ def test_coupled_mode_keeps_the_distribution() -> None:
     assert p_value(world) > LEVEL
 
 
+@pytest.mark.planted
 def test_a_target_that_accepts_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     real = sparse_acceptance.accept_rejection
 
@@ -214,6 +216,7 @@ def test_a_target_that_accepts_everything_is_noticed(monkeypatch: pytest.MonkeyP
     assert p_value(simulate(AcceptanceMode.REJECTION, n=1000)) < LEVEL
 
 
+@pytest.mark.planted
 def test_a_last_draft_token_that_is_always_accepted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its place is reached only where those before it were accepted."""
     real = sparse_acceptance.accept_rejection
@@ -225,6 +228,7 @@ def test_a_last_draft_token_that_is_always_accepted_is_noticed(monkeypatch: pyte
     assert p_value(simulate(AcceptanceMode.REJECTION, n=1500)) < LEVEL
 
 
+@pytest.mark.planted
 def test_a_missing_correction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def from_p(chains: Any, p: Any, accepted: Any, scale: Any, next_u: Any) -> Any:
         rows = p[chains.first[:-1] + np.arange(len(accepted)) + accepted]
@@ -234,6 +238,7 @@ def test_a_missing_correction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert p_value(simulate(AcceptanceMode.REJECTION, n=1500)) < LEVEL
 
 
+@pytest.mark.planted
 def test_redrawing_proposals_until_they_suit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator drops proposals after it has seen their verdict."""
     real = Steps.on_verdict

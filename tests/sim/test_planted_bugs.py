@@ -110,6 +110,7 @@ def settle_off_by(entries: int) -> Callable[..., Verdict]:
     return settle
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("entries", [1, -1], ids=["too few", "too many"])
 def test_catches_a_target_truncating_wrongly(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
     monkeypatch.setattr(TargetEngine, "_settle", settle_off_by(entries))
@@ -117,6 +118,7 @@ def test_catches_a_target_truncating_wrongly(monkeypatch: pytest.MonkeyPatch, en
     machine_catches(TargetMachine, TARGET_SETTINGS)
 
 
+@pytest.mark.planted
 def test_catches_a_target_keeping_rejected_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rollback by position without comparing tokens: the entries of rejected drafts stay in use."""
     monkeypatch.setattr(Session, "agreed_length", lambda self: min(len(self.cached), len(self.tokens) - 1))
@@ -124,6 +126,7 @@ def test_catches_a_target_keeping_rejected_entries(monkeypatch: pytest.MonkeyPat
     assert "invariant" in simulation_catches()
 
 
+@pytest.mark.planted
 def test_catches_a_draft_missing_the_last_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a full acceptance it feeds only the bonus, as if the last draft token had an entry."""
     real = DraftEngine._begin
@@ -139,6 +142,7 @@ def test_catches_a_draft_missing_the_last_entry(monkeypatch: pytest.MonkeyPatch)
     machine_catches(DraftEngineMachine, DRAFTER_SETTINGS)
 
 
+@pytest.mark.planted
 def test_catches_a_draft_keeping_rejected_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "agreed_length", lambda self: min(len(self.cached), len(self.tokens) - 1))
     machine_catches(DraftEngineMachine, DRAFTER_SETTINGS)
@@ -147,6 +151,7 @@ def test_catches_a_draft_keeping_rejected_entries(monkeypatch: pytest.MonkeyPatc
 # ---- rounds that begin ahead of the verdict --------------------------------------------------------
 
 
+@pytest.mark.planted
 def test_catches_going_on_with_another_outcomes_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
     real = TargetEngine._keep_next_proposals
 
@@ -158,6 +163,7 @@ def test_catches_going_on_with_another_outcomes_proposal(monkeypatch: pytest.Mon
     assert "does not fit its round" in simulation_catches(make_world=foreseeing_world)
 
 
+@pytest.mark.planted
 def test_catches_going_on_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
     real = TargetEngine._begin
 
@@ -171,6 +177,7 @@ def test_catches_going_on_without_being_told(monkeypatch: pytest.MonkeyPatch) ->
     assert "does not fit its round" in simulation_catches()
 
 
+@pytest.mark.planted
 def test_catches_a_begun_round_with_the_last_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     real = NextRound.offer
 
@@ -184,6 +191,7 @@ def test_catches_a_begun_round_with_the_last_offer(monkeypatch: pytest.MonkeyPat
     assert "requested before with other content" in caught or "does not fit its round" in caught
 
 
+@pytest.mark.planted
 def test_catches_drafting_in_a_plain_round_begun_late(monkeypatch: pytest.MonkeyPatch) -> None:
     real = NextRound.follows
 
@@ -194,6 +202,7 @@ def test_catches_drafting_in_a_plain_round_begun_late(monkeypatch: pytest.Monkey
     assert "requested before with other content" in simulation_catches(make_world=random_world)
 
 
+@pytest.mark.planted
 def test_catches_a_target_forgetting_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     real = rounds.after
 
@@ -208,6 +217,7 @@ def test_catches_a_target_forgetting_accepted_tokens(monkeypatch: pytest.MonkeyP
 # ---- memory ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.planted
 def test_catches_publishing_a_speculative_block(monkeypatch: pytest.MonkeyPatch) -> None:
     def fed(self: HeldSequence[Any], token_ids: list[int]) -> None:
         self.session.cached.extend(token_ids)
@@ -217,11 +227,13 @@ def test_catches_publishing_a_speculative_block(monkeypatch: pytest.MonkeyPatch)
     assert "no part of any ledger" in simulation_catches(make_world=crowded_world)
 
 
+@pytest.mark.planted
 def test_catches_an_ignored_salt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix, "first_key", lambda salt: b"")
     assert "of its salt" in simulation_catches(make_world=crowded_world)
 
 
+@pytest.mark.planted
 def test_catches_cached_entries_used_for_wanted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scored prompt needs the logits of every row, the cached ones too."""
 
@@ -235,6 +247,7 @@ def test_catches_cached_entries_used_for_wanted_rows(monkeypatch: pytest.MonkeyP
     assert "does not fit its round" in simulation_catches(make_world=crowded_world)
 
 
+@pytest.mark.planted
 def test_catches_failing_a_preempted_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: RoundState, refused_round: int, error: ResourceExhaustedError) -> list[Action]:
         return [*self.close(), Fail(error)]
@@ -243,6 +256,7 @@ def test_catches_failing_a_preempted_sequence(monkeypatch: pytest.MonkeyPatch) -
     assert "invariant 6" in simulation_catches(make_world=crowded_world)
 
 
+@pytest.mark.planted
 def test_catches_a_preempted_sequence_keeping_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks are given away, and it goes on as if they were there."""
     real = preemption._youngest
@@ -261,6 +275,7 @@ def test_catches_a_preempted_sequence_keeping_its_entries(monkeypatch: pytest.Mo
 # ---- the ledger ------------------------------------------------------------------------------------
 
 
+@pytest.mark.planted
 def test_catches_a_commit_after_the_emit(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Ledger.commit
     late: dict[int, Any] = {}
@@ -276,6 +291,7 @@ def test_catches_a_commit_after_the_emit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "invariant 2" in simulation_catches()
 
 
+@pytest.mark.planted
 def test_catches_a_commit_without_a_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     def commit(self: Ledger, tokens: Sequence[tuple[int, TokenOrigin]], logprobs: Any) -> Commit:
         index = self.num_generated
@@ -291,12 +307,14 @@ def test_catches_a_commit_without_a_clip(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "invariant 4" in simulation_catches()
 
 
+@pytest.mark.planted
 def test_catches_half_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Ledger.commit
     monkeypatch.setattr(Ledger, "commit", lambda self, tokens, logprobs: real(self, tokens[:1], logprobs))
     assert "invariant 3" in simulation_catches()
 
 
+@pytest.mark.planted
 def test_catches_unclipped_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Ledger.commit
 
@@ -307,6 +325,7 @@ def test_catches_unclipped_log_probabilities(monkeypatch: pytest.MonkeyPatch) ->
     assert "log-probabilities of" in simulation_catches()
 
 
+@pytest.mark.planted
 def test_catches_a_prompt_reported_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is lost while it scores a prompt begins again, and so would the client's list."""
 
@@ -321,6 +340,7 @@ def test_catches_a_prompt_reported_twice(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- masks -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.planted
 def test_catches_bad_words_ignoring_the_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their context must grow along the proposal."""
     real = WordTable.completed_by
@@ -332,6 +352,7 @@ def test_catches_bad_words_ignoring_the_proposal(monkeypatch: pytest.MonkeyPatch
     assert "invariant 4" in simulation_catches()
 
 
+@pytest.mark.planted
 def test_catches_a_verdict_committed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Steps.on_verdict
 
@@ -351,6 +372,7 @@ def test_catches_a_verdict_committed_twice(monkeypatch: pytest.MonkeyPatch) -> N
 # ---- stale messages --------------------------------------------------------------------------------
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("believes", [False, True])
 def test_catches_accepting_a_stale_verdict(monkeypatch: pytest.MonkeyPatch, believes: bool) -> None:
     """`believes`: also without the check that a verdict fits its round."""
@@ -360,6 +382,7 @@ def test_catches_accepting_a_stale_verdict(monkeypatch: pytest.MonkeyPatch, beli
     assert "invariant" in simulation_catches()
 
 
+@pytest.mark.planted
 def test_catches_a_session_with_relative_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(
         self: Session[Any], epoch: int, round_number: int, base: int, tail: Sequence[int], question: Any
@@ -377,6 +400,7 @@ def test_catches_a_session_with_relative_counts(monkeypatch: pytest.MonkeyPatch)
     machine_catches(DraftEngineMachine, DRAFTER_SETTINGS)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("what", ["rounds", "openings", "closings"])
 def test_catches_an_unfenced_epoch(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     if what == "rounds":
@@ -406,6 +430,7 @@ def test_catches_an_unfenced_epoch(monkeypatch: pytest.MonkeyPatch, what: str) -
 # ---- faults that were found in the code by this harness --------------------------------------------
 
 
+@pytest.mark.planted
 def test_catches_a_failed_draft_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: RoundState) -> list[Action]:
         self.draft.open = False
@@ -415,6 +440,7 @@ def test_catches_a_failed_draft_left_open(monkeypatch: pytest.MonkeyPatch) -> No
     assert "invariant 5" in simulation_catches()
 
 
+@pytest.mark.planted
 def test_catches_failing_a_sequence_that_has_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sequences run out of blocks at once and are closed; then their blocks are free."""
 
@@ -430,6 +456,7 @@ def test_catches_failing_a_sequence_that_has_blocks(monkeypatch: pytest.MonkeyPa
     assert "invariant 6" in simulation_catches(range(40, 240), crowded_world)
 
 
+@pytest.mark.planted
 def test_catches_a_target_loss_failing_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         RoundMachine,
@@ -439,6 +466,7 @@ def test_catches_a_target_loss_failing_the_request(monkeypatch: pytest.MonkeyPat
     assert "invariant 6" in simulation_catches()
 
 
+@pytest.mark.planted
 def test_catches_a_stream_end_dropping_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EngineThread, "leave", lambda self, route: None)
     assert "invariant 5" in simulation_catches(range(300))

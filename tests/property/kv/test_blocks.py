@@ -185,6 +185,7 @@ class ForgetsTheCopy(BlockTable):
         return []
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "broken", [FreesTooFew, FreesTooMany, SharesThePartialBlock, ForgetsTheCopy], ids=lambda c: c.__name__
 )

@@ -236,6 +236,7 @@ class ForgetsTheRollback(CachedPrefix):
         pass
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "broken", [EntersProposals, IgnoresTheSalt, ForgetsThePast, ForgetsTheRollback], ids=lambda c: c.__name__
 )
@@ -243,6 +244,7 @@ def test_a_planted_prefix_bug_is_caught(broken: type[CachedPrefix]) -> None:
     plant(PrefixMachine, prefix_class=broken)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("method", "bug"),
     [("_own_tail", lambda self: None), ("_tail_is_shared", lambda self: False)],
@@ -255,6 +257,7 @@ def test_a_planted_table_bug_is_caught(
     plant(PrefixMachine)
 
 
+@pytest.mark.planted
 def test_a_planted_eviction_order_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def evict(self: BlockPool, n: int) -> None:
         for _ in range(min(n, len(self._idle))):

@@ -233,6 +233,7 @@ def states_of(cls: type[PagedState]) -> MakeStates:
     return lambda pool: Made(pool, prefix_cache=True)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "make",
     [states_of(Forgetful), states_of(Leaking), lambda pool: Unsalted(pool, prefix_cache=True)],

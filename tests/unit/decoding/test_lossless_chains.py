@@ -318,6 +318,7 @@ def test_a_final_draft_token_is_accepted_by_its_probability(mode: str, first: fl
 CAUGHT = 1e-3
 
 
+@pytest.mark.planted
 def test_catches_stopping_at_the_first_failure_in_block_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     p, q = random_tables(3, 4, 30), random_tables(3, 3, 31)
     assert Enumeration(accept_block, p, q).error < 1e-9
@@ -325,6 +326,7 @@ def test_catches_stopping_at_the_first_failure_in_block_mode(monkeypatch: pytest
     assert Enumeration(accept_block, p, q).error > CAUGHT
 
 
+@pytest.mark.planted
 def test_catches_softmax_q_for_an_argmax_draft() -> None:
     p, softmax = random_tables(3, 3, 32), random_tables(3, 2, 33)
     argmax = [point_mass(t.argmax(-1), 3) for t in softmax]
@@ -333,6 +335,7 @@ def test_catches_softmax_q_for_an_argmax_draft() -> None:
         assert Enumeration(accept, p, argmax, judged=softmax).error > CAUGHT
 
 
+@pytest.mark.planted
 def test_catches_a_missing_correction_among_sparse_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next token is drawn from p after a rejection too."""
     real = sparse_acceptance.next_tokens
@@ -349,6 +352,7 @@ def test_catches_a_missing_correction_among_sparse_chains(monkeypatch: pytest.Mo
         assert Enumeration(accept, p, q).error > CAUGHT
 
 
+@pytest.mark.planted
 def test_catches_a_residual_without_the_chains_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     """In block mode the correction is drawn from norm(max(0, pi p - q)), not from norm(max(0, p - q))."""
     real = sparse_acceptance.next_tokens
@@ -362,6 +366,7 @@ def test_catches_a_residual_without_the_chains_ratio(monkeypatch: pytest.MonkeyP
     assert Enumeration(sparse_block, p, q).error > CAUGHT
 
 
+@pytest.mark.planted
 def test_catches_sparse_tests_using_another_tokens_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     real = sparse_acceptance._judged
     monkeypatch.setattr(
@@ -374,6 +379,7 @@ def test_catches_sparse_tests_using_another_tokens_noise(monkeypatch: pytest.Mon
         assert Enumeration(accept, p, q).error > CAUGHT
 
 
+@pytest.mark.planted
 def test_catches_a_missing_bonus() -> None:
     """After full acceptance the next token is drawn from p, not from the last row's residual."""
 
@@ -408,6 +414,7 @@ def simulate(shared: bool, size: int = 60_000) -> float:
     return float((torch.bincount(first, minlength=3) / size - p).abs().max())
 
 
+@pytest.mark.planted
 def test_catches_noise_shared_by_draw_and_accept_test() -> None:
     assert simulate(shared=False) < 0.01
     assert simulate(shared=True) > 0.05
@@ -445,6 +452,7 @@ def two_rounds(fresh: bool, size: int = 100_000) -> float:
     return float((joint - (p[:, None] * p).flatten()).abs().max())
 
 
+@pytest.mark.planted
 def test_catches_block_noise_reused_in_the_next_round() -> None:
     assert two_rounds(fresh=True) < 0.005
     assert two_rounds(fresh=False) > 0.02

@@ -144,6 +144,7 @@ def test_corner_cases_are_lossless(p: Tensor, q: Tensor) -> None:
     assert error(accept_tree_rejection, (-1, 0), p, q) < 1e-6
 
 
+@pytest.mark.planted
 def test_catches_taking_the_longest_matching_path() -> None:
     """Each path judged alone, the longest taken: not lossless at a temperature."""
 

@@ -40,6 +40,7 @@ def test_a_document_is_valid(document: dict[str, Any]) -> None:
     assert kubernetes_validate.validate(document, VERSION, strict=True) == VERSION
 
 
+@pytest.mark.planted
 def test_a_misspelt_field_is_noticed() -> None:
     document = copy.deepcopy(WORKLOADS["target"])
     pod = document["spec"]["template"]["spec"]

@@ -270,6 +270,7 @@ class Wrong:
         return self._backend.pack()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("fault", "name", "seen_by"),
     [

@@ -440,6 +440,7 @@ class Uncounted(StaticInputs):
         self._device.copy_(self._host)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", [None, "mask", Unwritten, Forgetful, Uncounted], ids=str)
 def test_planted_bugs_are_caught(
     models: Models, reference: Reference, bug: Any, monkeypatch: pytest.MonkeyPatch

@@ -253,6 +253,7 @@ def test_determinism_is_kept_or_refused() -> None:
     assert refusal.value.field == "deterministic"
 
 
+@pytest.mark.planted
 def test_a_wrong_pass_is_rejected_at_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -390,6 +391,7 @@ def test_one_non_bfloat16_weight_keeps_all_whole() -> None:
     )
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("fault", ["order", "upper", "turned"])
 def test_wrongly_packed_weights_are_rejected_at_start(
     fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -165,6 +165,7 @@ def test_an_unknown_layer_type_is_left_to_the_modules() -> None:
     assert not covers(model)
 
 
+@pytest.mark.planted
 def test_a_wrong_fused_pass_is_rejected_at_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -350,6 +350,7 @@ def test_bfloat16_gives_float32_logits() -> None:
 class TestPlantedBugs:
     """The comparison above notices what it is there for."""
 
+    @pytest.mark.planted
     def test_catches_lost_causality(
         self, models: Models, reference: Reference, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -359,6 +360,7 @@ class TestPlantedBugs:
         with pytest.raises(AssertionError):
             assert_close(feed(runner, runner.new_table(), tokens), reference("llama", tokens))
 
+    @pytest.mark.planted
     def test_catches_packed_rows_without_masks(self, models: Models, reference: Reference) -> None:
         """Packed rows of two sequences under plain SDPA see one another."""
         twin = copy.deepcopy(models("llama"))
@@ -374,6 +376,7 @@ class TestPlantedBugs:
         with pytest.raises(AssertionError):
             assert_close(logits[8:], reference("llama", tokens))
 
+    @pytest.mark.planted
     def test_catches_stale_entries_left_visible(self, models: Models, reference: Reference) -> None:
         """A rollback that forgets to truncate: the rejected tokens stay in the cache."""
         runner = make_runner(models("llama"), num_blocks=8)
@@ -383,6 +386,7 @@ class TestPlantedBugs:
         with pytest.raises(AssertionError):
             assert_close(feed(runner, table, right), reference("llama", prefix + right)[20:])
 
+    @pytest.mark.planted
     def test_catches_a_forgotten_window(self, models: Models, reference: Reference) -> None:
         runner = make_runner(models("mistral"), num_blocks=8)
         runner.cache.windows[:] = [None, None]
@@ -390,6 +394,7 @@ class TestPlantedBugs:
         with pytest.raises(AssertionError):
             assert_close(feed(runner, runner.new_table(), tokens), reference("mistral", tokens))
 
+    @pytest.mark.planted
     def test_the_self_check_catches_lost_causality(
         self, models: Models, monkeypatch: pytest.MonkeyPatch
     ) -> None:

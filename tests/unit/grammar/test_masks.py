@@ -117,6 +117,7 @@ def rolled_back(self: GrammarState, length: int) -> None:
     del self._path[length:]
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", ["not advanced", "not rolled back", "rolled back by the library"])
 def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "regex"

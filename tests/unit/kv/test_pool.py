@@ -183,6 +183,7 @@ def corrupt_cached(pool: BlockPool) -> None:
     pool._idle[0] = None
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "corrupt",
     [corrupt_count, corrupt_negative, corrupt_free, corrupt_heap, corrupt_lost, corrupt_kept, corrupt_cached],

@@ -152,6 +152,7 @@ def test_keys_are_unique_by_salt_and_tokens() -> None:
     assert {len(key) for key in keys} == {32}
 
 
+@pytest.mark.planted
 def test_the_integrity_check_sees_planted_damage(index: PrefixIndex) -> None:
     one = Sequence(index).feed(PROMPT)
     index.check_integrity()

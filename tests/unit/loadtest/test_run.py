@@ -168,6 +168,7 @@ def test_impossible_answers_are_refused_before_sending(stats: Any) -> None:
     assert not client.asked
 
 
+@pytest.mark.planted
 async def test_an_answer_changed_by_a_draft_is_found(stats: Any) -> None:
     client = FakeClient(stats, wrong_seed=103)
     report = await a_test(client, verify=6).run()

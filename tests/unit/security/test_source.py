@@ -55,6 +55,7 @@ def test_product_code_runs_no_read_data() -> None:
     assert [each for f in files for each in findings(f.read_text(), str(f.relative_to(ROOT)))] == []
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "planted",
     [

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 PRODUCT = ("coordinator", "draft_worker", "target_worker", "paceline")
 CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
@@ -38,6 +40,7 @@ def test_no_two_modules_share_a_class_name() -> None:
     assert ALLOWED.keys() <= shared.keys(), "what is not shared any more needs no reason"
 
 
+@pytest.mark.planted
 def test_a_shared_class_name_is_noticed(tmp_path: Path) -> None:
     for name in ("one.py", "two.py"):
         (tmp_path / name).write_text("class Twice: ...\nclass _Private: ...\n")

@@ -55,6 +55,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links(page.read_text()) if leads_nowhere(page, link)] == []
 
 
+@pytest.mark.planted
 def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(

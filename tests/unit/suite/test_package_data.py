@@ -6,6 +6,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("paceline", "draft_worker", "target_worker", "coordinator")
 
@@ -31,6 +33,7 @@ def test_every_file_is_in_the_wheel() -> None:
     assert left_out(ROOT, settings["tool"]["setuptools"]["package-data"]) == []
 
 
+@pytest.mark.planted
 def test_a_missing_file_is_noticed(tmp_path: Path) -> None:
     for name in ("paceline/a/CARD.md", "paceline/a/b/c.json", "paceline/x.py", "coordinator/form.html"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

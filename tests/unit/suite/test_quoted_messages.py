@@ -50,6 +50,7 @@ def test_quoted_messages_are_in_the_code(texts: list[str]) -> None:
     assert [message for message in messages if not is_said(message, texts)] == []
 
 
+@pytest.mark.planted
 def test_a_message_missing_from_the_code_is_noticed(texts: list[str]) -> None:
     row = "| `… is in use; choose another port`, `… is in no use` | `some other code` |"
     assert [is_said(message, texts) for message in quoted(row)] == [True, False]

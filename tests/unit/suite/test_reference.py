@@ -160,6 +160,7 @@ def test_the_page_has_every_public_name(name: str, wrong_in: Callable[[str], set
     assert wrong_in(page(name)) == set()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("name", "wrong_in", "old", "new", "noticed"),
     [

@@ -440,6 +440,7 @@ class Misspelling(ModelDrafter):
         return [replace(chain, token_ids=[9 - token for token in chain.token_ids]) for chain in drawn]
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("wrong", "check"),
     [
@@ -460,6 +461,7 @@ def test_a_wrong_drafter_breaks_the_contract(
         check(Case(drafter))
 
 
+@pytest.mark.planted
 def test_wrong_chains_break_the_contract() -> None:
     runner = a_toy_model(ChainSkills(supports=True, max_feed=16))
     with pytest.raises(AssertionError):

@@ -211,11 +211,13 @@ def as_the_first(items: Sequence[VerifyItem], found: list[RuleOutcome]) -> list[
     return [RuleOutcome(0, found[0].next_token) for _ in found]
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(("mode", "rule"), wrong(trusts_the_first, shares_noise=False))
 def test_catches_a_rule_that_trusts_a_draft(mode: AcceptanceMode, rule: AcceptanceRule) -> None:
     assert error_of(mode, rule) > CAUGHT
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mode", DRAWN)
 def test_catches_a_rule_reusing_its_noise(mode: AcceptanceMode) -> None:
     """The next token is drawn with the number that tested the first draft token."""
@@ -233,18 +235,21 @@ def test_catches_a_rule_reusing_its_noise(mode: AcceptanceMode) -> None:
     assert error_of(mode, AcceptanceRule(judge)) > CAUGHT
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(("mode", "rule"), wrong(trusts_the_first, shares_noise=True))
 def test_catches_a_rule_choosing_the_drafts_token(mode: AcceptanceMode, rule: AcceptanceRule) -> None:
     with pytest.raises(AssertionError):
         check_own_choices(mode, rule)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(("mode", "rule"), wrong(as_the_first))
 def test_catches_a_rule_that_mixes_rounds(mode: AcceptanceMode, rule: AcceptanceRule) -> None:
     with pytest.raises(AssertionError):
         check_alone(mode, rule)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mode", RULES)
 def test_catches_a_rule_that_reads_the_device_too_early(mode: AcceptanceMode) -> None:
     def judge(items: Sequence[VerifyItem], scores: Tensor, noise: RoundNoise) -> Pending:

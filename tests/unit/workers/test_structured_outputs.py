@@ -288,6 +288,7 @@ def _guesses_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draft_worker.sampling.draw.ranked", of_any)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("plant", "test", "arguments"),
     [
