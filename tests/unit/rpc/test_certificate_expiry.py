@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -71,9 +72,9 @@ class Clock:
         return END - timedelta(days=self.days)
 
 
-def expiry(folder: Path, clock: Clock, prefix: str = "tls") -> CertificateExpiry:
-    files = Tls(certificate=str(folder / "c.pem"), key=str(folder / "c.key"), ca=str(folder / "ca.pem"))
-    return CertificateExpiry({prefix: files, "other": None}, clock)
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(40)
 
 
 @pytest.fixture
@@ -83,9 +84,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_warning_is_written_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock(40)
-    of = expiry(folder, clock, "worker_tls")
+@pytest.fixture
+def of(folder: Path, clock: Clock) -> CertificateExpiry:
+    files = Tls(certificate=str(folder / "c.pem"), key=str(folder / "c.key"), ca=str(folder / "ca.pem"))
+    return CertificateExpiry({"worker_tls": files, "other": None}, clock)
+
+
+def test_each_warning_is_written_once(
+    of: CertificateExpiry, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     told = []
     for days in (40, 29, 28, 6, 5, 0.5, 0.1, -1, -2):
         clock.days = days
@@ -95,72 +102,69 @@ def test_each_warning_is_written_once(folder: Path, caplog: pytest.LogCaptureFix
     assert told == [[], ["WARNING"], [], ["WARNING"], [], ["WARNING"], [], ["ERROR"], []]
 
 
-def test_starting_with_an_expired_certificate_is_logged(
-    folder: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("days", "level", "words"),
+    [
+        (-3, "ERROR", ("worker_tls_certificate has expired", "2031-05-07 12:30 UTC")),
+        (0.5, "WARNING", ("worker_tls_certificate expires in 0.5 days:",)),
+    ],
+)
+def test_starting_after_or_near_the_end_is_logged_once(
+    days: float, level: str, words: Any, of: Any, clock: Clock, folder: Path, caplog: Any
 ) -> None:
-    expiry(folder, Clock(-3), "worker_tls").check()
+    clock.days = days
+    of.check()
     (record,) = caplog.records
-    assert record.levelname == "ERROR"
-    assert "worker_tls_certificate has expired" in record.getMessage()
-    assert str(folder / "c.pem") in record.getMessage()
-    assert "2031-05-07 12:30 UTC" in record.getMessage()
+    assert record.levelname == level
+    for word in (*words, str(folder / "c.pem")):
+        assert word in record.getMessage()
 
 
-def test_starting_near_the_end_is_warned_of_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    expiry(folder, Clock(0.5)).check()
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "tls_certificate expires in 0.5 days"
-    ]
-
-
-def test_a_renewed_certificate_is_warned_of_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock(5)
-    of = expiry(folder, clock)
+def test_a_renewed_certificate_is_warned_of_anew(
+    folder: Path, of: CertificateExpiry, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock.days = 5
     of.check()
     (folder / "c.pem").write_bytes(certificate(END + 100 * DAY))
     of.check()
     assert len(caplog.records) == 1
-    assert of.days_left()["tls_certificate"] == pytest.approx(105)
+    assert of.days_left()["worker_tls_certificate"] == pytest.approx(105)
     clock.days = -95
     of.check()
     assert len(caplog.records) == 2
 
 
-def test_days_left_are_given_by_setting(folder: Path) -> None:
-    of = expiry(folder, Clock(2.5))
+def test_days_left_are_given_by_setting(of: CertificateExpiry, clock: Clock, folder: Path) -> None:
+    clock.days = 2.5
     assert of.days_left() == {}
     of.check()
-    assert of.days_left() == {"tls_certificate": 2.5, "tls_ca": 1002.5}
+    told = {"worker_tls_certificate": 2.5, "worker_tls_ca": 1002.5}
+    assert of.days_left() == told
+    (folder / "c.pem").unlink()
+    of.check()
+    assert of.days_left() == told, "a removed file keeps its end"
 
 
-def test_chains_end_with_the_first_and_authorities_with_the_last(folder: Path) -> None:
+def test_chains_end_with_the_first_and_authorities_with_the_last(
+    folder: Path, of: CertificateExpiry, clock: Clock
+) -> None:
+    clock.days = 0
     both = certificate(END + DAY) + certificate(END + 9 * DAY)
     for name in ("c.pem", "ca.pem"):
         (folder / name).write_bytes(both)
-    of = expiry(folder, Clock(0))
     of.check()
-    assert of.days_left() == {"tls_certificate": 1.0, "tls_ca": 9.0}
-
-
-def test_a_removed_file_keeps_its_end(folder: Path) -> None:
-    of = expiry(folder, Clock(2))
-    of.check()
-    (folder / "c.pem").unlink()
-    of.check()
-    assert of.days_left()["tls_certificate"] == 2.0
+    assert of.days_left() == {"worker_tls_certificate": 1.0, "worker_tls_ca": 9.0}
 
 
 async def test_files_are_watched_while_the_process_serves(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, of: CertificateExpiry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificate_expiry, "CHECK_SECONDS", 0.001)
-    clock, seen = Clock(40), asyncio.Event()
-    of = expiry(folder, clock)
-    check = of.check
+    seen, check = asyncio.Event(), of.check
 
     def checked() -> None:
         check()
-        if of.days_left()["tls_certificate"] > 50:
+        if of.days_left()["worker_tls_certificate"] > 50:
             seen.set()
 
     monkeypatch.setattr(of, "check", checked)

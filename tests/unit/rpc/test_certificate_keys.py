@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from harness.refusals import refused
 
-from paceline.core.errors import InvalidArgumentError
 from paceline.core.security.tls import Tls
 from paceline.rpc.security.certificate_keys import unusable_kind
 from paceline.rpc.security.credentials import check_files, open_aio_channel
-from paceline.rpc.server.server import Server
+from tests.unit.rpc.serving import HANG, NOT_SERVING, serving
 
-HANG = 20.0
 GOOD = {
     "P-256": lambda: ec.generate_private_key(ec.SECP256R1()),
     "P-384": lambda: ec.generate_private_key(ec.SECP384R1()),
@@ -71,23 +69,20 @@ def files(folder: Path, key: Any) -> Tls:
 @pytest.mark.parametrize("kind", BAD)
 def test_a_key_unsupported_by_grpc_is_named(kind: str, tmp_path: Path) -> None:
     """Otherwise every handshake would fail."""
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused("worker_tls_certificate") as caught:
         check_files(files(tmp_path, BAD[kind]()), "worker_tls")
-    assert caught.value.field == "worker_tls_certificate"
     assert f"has a key ({kind}) that gRPC does not support" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", GOOD)
 async def test_an_accepted_key_works(kind: str, tmp_path: Path) -> None:
     tls = files(tmp_path, GOOD[kind]())
-    server = Server("coordinator", "127.0.0.1", 0, tls=tls)
-    await server.start()
-    address = server.address.replace("127.0.0.1", "localhost")
-    async with open_aio_channel(address, (), Tls(ca=tls.certificate)) as channel, asyncio.timeout(HANG):
-        stub = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
-    await server.grpc.stop(None)
-    assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    async with serving(tls=tls) as server:
+        address = server.address.replace("127.0.0.1", "localhost")
+        async with open_aio_channel(address, (), Tls(ca=tls.certificate)) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+    assert answer.status == NOT_SERVING
 
 
 @pytest.mark.parametrize("kind", ["P-521", "Ed25519"])

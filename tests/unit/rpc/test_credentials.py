@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from harness.refusals import refused
 
-from paceline.core.errors import InvalidArgumentError
 from paceline.core.security.tls import Tls
 from paceline.rpc.security import credentials
 from paceline.rpc.security.credentials import _options, check_files, open_aio_channel, open_channel
@@ -84,6 +84,5 @@ def test_a_file_removed_after_reading_is_named(
     for path in paths.values():
         path.write_text("a certificate")
     monkeypatch.setattr(credentials, "read_bytes", lambda _field, file: Path(file).unlink())
-    with pytest.raises(InvalidArgumentError, match="cannot be read: No such file") as caught:
+    with refused(field, "cannot be read: No such file"):
         check_files(Tls(**{name: str(path) for name, path in paths.items()}), "worker_tls")
-    assert caught.value.field == field

@@ -7,14 +7,11 @@ import socket
 from typing import Any
 
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.api.http.server.server import HttpServer
-from paceline.rpc.security.credentials import open_aio_channel
-from paceline.rpc.server.server import Server, host_in_address
+from paceline.rpc.server.server import host_in_address
 from paceline.supervisor.announcement import split_address
-
-HANG = 30.0
+from tests.unit.rpc.serving import HANG, NOT_SERVING, health, serving
 
 
 @pytest.fixture(params=["::1", "[::1]"])
@@ -43,15 +40,9 @@ def test_only_ipv6_addresses_get_brackets(given: str, in_address: str) -> None:
 
 async def test_a_host_without_brackets_is_listened_on(host: str) -> None:
     """As `--host ::1`."""
-    server = Server("test", host, 0)
-    await server.start()
-    try:
+    async with serving("test", host) as server, health(server) as client:
         assert split_address(server.address)[0] == "[::1]"
-        async with asyncio.timeout(HANG), open_aio_channel(server.address, (), None) as channel:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
-    finally:
-        await server.grpc.stop(None)
+        assert await client.check() == NOT_SERVING
 
 
 async def test_the_http_address_is_valid_in_a_url(host: str) -> None:

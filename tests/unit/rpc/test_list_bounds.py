@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
+from harness.refusals import refused
 
 from coordinator.app import Coordinator
 from paceline.core import limits
@@ -151,9 +152,8 @@ def test_many_unknown_fields_are_refused_quickly() -> None:
         message.MergeFromString(unknown)
 
         def refuse(message: Any = message, name: str = name) -> None:
-            with pytest.raises(InvalidArgumentError, match="unknown parameter") as caught:
+            with refused(name, "unknown parameter"):
                 codec.refuse_unknown_fields(message, name)
-            assert caught.value.field == name
 
         assert seconds(refuse) < 5 * listing
 
@@ -172,9 +172,8 @@ def test_received_tokens_are_bounded_over_all_choices() -> None:
     for _ in range(request.sampling.n):
         request.resume_from.append(MAX_TOKENS)
         request.received.add().MergeFromString(b"\x08\x00" * MAX_TOKENS)
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused("received"):
         codec.generate_request_from_proto(request)
-    assert caught.value.field == "received"
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -186,7 +185,6 @@ def test_a_long_sequence_id_is_refused(role: str) -> None:
         if role == "target"
         else (lambda: frames.draft_commands(frames.draft_request(closing)))
     )
-    with pytest.raises(InvalidArgumentError) as error:
+    with refused("sequence_id") as error:
         read()
-    assert error.value.field == "sequence_id"
     assert "xx" not in str(error.value)

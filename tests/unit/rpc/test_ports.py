@@ -1,16 +1,13 @@
-"""The client port: number and age of connections."""
+"""The client port: number and age of connections, and of their concurrent calls."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.client import channel as sdk
 from paceline.core import limits
@@ -18,21 +15,14 @@ from paceline.core.system import descriptors
 from paceline.rpc.server.ports import PortBounds, client_port
 from paceline.rpc.server.server import Server
 from tests.unit.rpc.raw_http2 import Connection, connect
+from tests.unit.rpc.serving import NOT_SERVING, SERVING, Health, health, serving
 
-HANG = 30.0
 LONG = 1000.0
 
 
-@contextlib.asynccontextmanager
-async def serving(**changes: Any) -> AsyncIterator[Server]:
-    bounds = replace(client_port(100, LONG), **changes)
-    server = Server("coordinator", "127.0.0.1", 0, bounds=bounds)
-    await server.start()
-    try:
-        async with asyncio.timeout(HANG):
-            yield server
-    finally:
-        await server.grpc.stop(None)
+def bounded(**changes: Any) -> AbstractAsyncContextManager[Server]:
+    """A client port with other bounds."""
+    return serving(bounds=replace(client_port(100, LONG), **changes))
 
 
 async def outlasted(server: Server) -> None:
@@ -40,10 +30,6 @@ async def outlasted(server: Server) -> None:
     silent = await connect(server.address)
     await silent.closed()
     await silent.close()
-
-
-async def check(channel: grpc.aio.Channel) -> None:
-    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=HANG)
 
 
 def test_no_request_outlasts_its_connection() -> None:
@@ -55,16 +41,9 @@ def test_worker_connections_have_no_age_limit() -> None:
     assert not {name for name in PortBounds().options if "_age_" in name}
 
 
-@contextlib.asynccontextmanager
-async def client(server: Server, options: Sequence[tuple[str, int]]) -> AsyncIterator[grpc.aio.Channel]:
-    own = [*options, ("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(server.address, options=own) as channel:
-        yield channel
-
-
 async def test_an_idle_connection_ends_without_an_error() -> None:
     """Clients print each error that ends a connection."""
-    async with serving(age_seconds=0.2) as server:
+    async with bounded(age_seconds=0.2) as server:
         silent = await connect(server.address)
         await silent.closed()
         assert silent.farewells
@@ -73,23 +52,51 @@ async def test_an_idle_connection_ends_without_an_error() -> None:
 
 
 async def test_a_connections_age_loses_no_call() -> None:
-    async with serving(age_seconds=0.2) as server, client(server, sdk.CHANNEL_OPTIONS) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+    async with bounded(age_seconds=0.2) as server, health(server, sdk.CHANNEL_OPTIONS) as client:
+        watch = client.watch()
         await watch.read()
         over = asyncio.create_task(outlasted(server))
         checks = 0
         while not over.done() or checks < 100:
-            await check(channel)
+            assert await client.check() == NOT_SERVING
             checks += 1
         await over
         # The stream that began on the first connection goes on.
         await server.set_serving(True)
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        assert (await watch.read()).status == SERVING
         watch.cancel()
 
 
+async def test_a_call_over_the_bound_waits_at_the_client() -> None:
+    most, option = 2, "grpc.max_concurrent_streams"
+    assert client_port(1, 1.0).options[option] == limits.MAX_CALLS_PER_CLIENT_CONNECTION
+    began: asyncio.Queue[int] = asyncio.Queue()
+
+    async def watch(client: Health, number: int) -> None:
+        async for _ in client.watch():
+            began.put_nowait(number)
+
+    # The same, with a bound that a test can reach.
+    async with bounded(calls=most) as server, health(server) as client:
+        # The bound itself comes with the connection's first bytes.
+        await client.check()
+        calls = [asyncio.create_task(watch(client, number)) for number in range(most)]
+        assert {await began.get() for _ in range(most)} == set(range(most))
+        calls.append(asyncio.create_task(watch(client, most)))
+        # Another client is served meanwhile, and this one is told nothing.
+        async with health(server) as other:
+            for _ in range(20):
+                await other.check()
+        assert began.empty()
+        calls[0].cancel()
+        assert await began.get() == most
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
 async def test_a_connection_over_the_bound_is_closed() -> None:
-    async with serving(connections=2) as server:
+    async with bounded(connections=2) as server:
         held = [await connect(server.address) for _ in range(2)]
         for each in held:
             await answered(each)

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.core import limits
 from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
@@ -17,7 +16,8 @@ from paceline.rpc.server import reading as module
 from paceline.rpc.server.reading import MAX_OPEN_REQUEST_BYTES, UnfinishedMessages
 from paceline.rpc.server.server import Server
 from tests.unit.rpc.raw_http2 import Connection, connect
-from tests.unit.rpc.test_ports import HANG, serving
+from tests.unit.rpc.serving import HANG, health
+from tests.unit.rpc.test_ports import bounded
 
 CHECK = b"/grpc.health.v1.Health/Check"
 RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED = b"grpc-status\x018", b"grpc-status\x014"
@@ -33,16 +33,10 @@ async def raw(server: Server) -> AsyncIterator[Connection]:
         await connection.close()
 
 
-async def check(server: Server, name: str = "") -> Any:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        return await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=HANG)
-
-
 @pytest.mark.parametrize("method", [b"Check", b"Watch"])
 async def test_an_unfinished_message_times_out(method: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OPEN_SECONDS", 0.05)
-    async with serving() as server, raw(server) as connection:
+    async with bounded() as server, raw(server) as connection:
         stream = await connection.half(b"/grpc.health.v1.Health/" + method, SAID, 1000)
         assert DEADLINE_EXCEEDED in await connection.end_of(stream)
 
@@ -51,13 +45,14 @@ async def test_unfinished_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     """Those above the bound are dropped; whole messages are answered meanwhile. gRPC need not hand over
     calls of one connection in order, so which ones is not asserted."""
     monkeypatch.setattr(module, "OPEN_SECONDS", HANG)  # a slow machine may take long to send them
-    async with serving() as server, raw(server) as connection:
+    async with bounded() as server, raw(server) as connection:
         most = module.UNFINISHED_BYTES // limits.MAX_CLIENT_MESSAGE_BYTES
         for _ in range(most + 4):
             await connection.half(CHECK, SAID, 1000)
         given_up = await connection.ends(4)
         assert all(b"too many requests" in end for end in given_up)
-        await check(server)
+        async with health(server) as other:
+            await other.check()
         assert len(connection.ended) <= 5  # the check took a place as well
 
 
@@ -72,47 +67,46 @@ async def test_the_oldest_unfinished_message_is_dropped() -> None:
 
 
 async def test_an_unauthenticated_method_accepts_small_messages() -> None:
-    async with serving() as server:
+    async with bounded() as server, health(server) as client:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await check(server, "x" * MAX_OPEN_REQUEST_BYTES)
+            await client.check("x" * MAX_OPEN_REQUEST_BYTES)
         assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert f"at most {MAX_OPEN_REQUEST_BYTES} bytes" in (failure.value.details() or "")
 
 
 async def test_a_call_without_a_message_is_refused() -> None:
-    async with serving() as server, grpc.aio.insecure_channel(server.address) as channel:
+    async with bounded() as server, grpc.aio.insecure_channel(server.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await channel.stream_unary(CHECK.decode())(iter(()), timeout=HANG)
         assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_message_above_the_ports_bound_is_refused() -> None:
-    async with serving() as server, raw(server) as connection:
+    async with bounded() as server, raw(server) as connection:
         stream = await connection.half(CHECK, SAID + 1, 1000)
         assert RESOURCE_EXHAUSTED in await connection.end_of(stream)
 
 
 async def test_an_unread_call_holds_at_most_64_kib() -> None:
-    async with serving() as server, raw(server) as connection:
+    async with bounded() as server, raw(server) as connection:
         assert (await connection.end_of(await connection.half(b"/a/b", SAID))) != b""
         assert connection._initial == 65_535
 
 
 async def test_watchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_HEALTH_WATCHERS", 2)
-    async with serving() as server, grpc.aio.insecure_channel(server.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+    async with bounded() as server, health(server) as client:
+        watches = [client.watch() for _ in range(2)]
         for watch in watches:
             await watch.read()
         with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await stub.Watch(health_pb2.HealthCheckRequest()).read()
+            await client.watch().read()
         assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         for watch in watches:
             watch.cancel()
         while server._health._num_watchers:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        again = stub.Watch(health_pb2.HealthCheckRequest())
+        again = client.watch()
         await again.read()
         again.cancel()
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from coordinator.api.http.server.encoding import JsonResponse
-from coordinator.api.http.server.server import HttpServer
 from paceline.certificates import make_certificates
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.security.tls import Tls
 from paceline.rpc.security.renewal import Renewed
-from paceline.rpc.server.server import Server
+from tests.unit.http.port import served
+from tests.unit.rpc.serving import serving
 
 HANG = 60.0
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -32,22 +32,14 @@ def tls_in(folder: Path, *, ca: bool = False) -> Tls:
 
 @asynccontextmanager
 async def grpc_port(tls: Tls) -> AsyncIterator[str]:
-    server = Server("coordinator", "127.0.0.1", 0, tls=tls)
-    await server.start()
-    try:
+    async with serving(tls=tls) as server:
         yield server.address
-    finally:
-        await server.grpc.stop(None)
 
 
 @asynccontextmanager
 async def http_port(tls: Tls) -> AsyncIterator[str]:
-    server = HttpServer(JsonResponse({"well": True}), "127.0.0.1", 0, tls)
-    await server.start()
-    try:
+    async with served(JsonResponse({"well": True}), tls=tls) as server:
         yield server.address
-    finally:
-        await server.stop(1)
 
 
 Port = Callable[[Tls], AbstractAsyncContextManager[str]]

@@ -7,16 +7,14 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc._cython import cygrpc
 
 from paceline.core.errors import InternalError
 from paceline.rpc.server import server as module
 from paceline.rpc.server.safe_server import KNOWN_VERSIONS, UNKNOWN_METHOD, takes_calls
-from paceline.rpc.server.server import Server
 from tests.unit.rpc.raw_http2 import calling, read_until
+from tests.unit.rpc.serving import NOT_SERVING, SERVING, health, serving
 
-HANG = 20.0
 NO_TEXT = b"/paceline.v1.GenerationService/\xff\xfe"
 UNIMPLEMENTED = b"grpc-status\x0212"
 
@@ -32,31 +30,18 @@ class Watched(grpc.aio.ServerInterceptor):
         return await continuation(handler_call_details)
 
 
-async def is_answered(address: str) -> bool:
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(), timeout=HANG
-        )
-    return bool(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
-
-
 @pytest.mark.parametrize("path", [NO_TEXT, b"/\x80", b"\xc3\x28/x", b"/grpc.health.v1.Health/\xff", b"/a/b"])
 async def test_an_undecodable_method_name_is_unimplemented(path: bytes) -> None:
     """It must not end gRPC's accept loop."""
     watched = Watched()
-    server = Server("target", "127.0.0.1", 0, interceptors=[watched])
-    await server.start()
-    try:
-        async with asyncio.timeout(HANG):
-            for _ in range(3):
-                async with calling(server.address, path) as reader:
-                    assert UNIMPLEMENTED in await read_until(reader, UNIMPLEMENTED)
-            assert watched.methods == [UNKNOWN_METHOD] * 3
-            assert takes_calls(server.grpc)
-            assert await is_answered(server.address)
-    finally:
-        await server.grpc.stop(None)
+    async with serving("target", interceptors=[watched]) as server:
+        for _ in range(3):
+            async with calling(server.address, path) as reader:
+                assert UNIMPLEMENTED in await read_until(reader, UNIMPLEMENTED)
+        assert watched.methods == [UNKNOWN_METHOD] * 3
+        assert takes_calls(server.grpc)
+        async with health(server) as client:
+            assert await client.check() == NOT_SERVING
     assert not takes_calls(server.grpc)
 
 
@@ -68,26 +53,21 @@ async def test_an_unknown_grpc_version_is_left_unpatched(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(grpc, "__version__", "1.86.0")
-    server = Server("target", "127.0.0.1", 0)
-    assert type(server.grpc._server) is cygrpc.AioServer  # type: ignore[attr-defined]
-    assert "grpcio 1.86.0 may stop accepting calls" in caplog.text
-    await server.start()
-    assert await is_answered(server.address)
-    await server.grpc.stop(None)
+    async with serving("target") as server, health(server) as client:
+        assert type(server.grpc._server) is cygrpc.AioServer
+        assert "grpcio 1.86.0 may stop accepting calls" in caplog.text
+        assert await client.check() == NOT_SERVING
 
 
 async def test_a_running_call_survives_an_undecodable_name() -> None:
-    server = Server("target", "127.0.0.1", 0)
-    await server.start()
-    async with asyncio.timeout(HANG), grpc.aio.insecure_channel(server.address) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    async with serving("target") as server, health(server) as client:
+        watch = client.watch()
+        assert (await watch.read()).status == NOT_SERVING
         async with calling(server.address, NO_TEXT) as reader:
             assert UNIMPLEMENTED in await read_until(reader, UNIMPLEMENTED)
         await server.set_serving(True)
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        assert (await watch.read()).status == SERVING
         watch.cancel()
-    await server.grpc.stop(None)
 
 
 async def drained() -> None:
@@ -97,26 +77,19 @@ async def drained() -> None:
 async def test_a_process_that_accepts_no_calls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here by what ends gRPC's own loop."""
     monkeypatch.setattr(module, "HEARING_SECONDS", 0.01)
-    monkeypatch.setattr(
-        module,
-        "make_server",
-        lambda interceptors, options: grpc.aio.server(None, None, interceptors, options),
-    )
-    server = Server("target", "127.0.0.1", 0)
-    await server.start()
-    serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drained))
-    async with asyncio.timeout(HANG):
+    plain = lambda interceptors, options: grpc.aio.server(None, None, interceptors, options)  # noqa: E731
+    monkeypatch.setattr(module, "make_server", plain)
+    async with serving("target") as server:
+        running = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drained))
         async with calling(server.address, NO_TEXT):
             with pytest.raises(InternalError, match="gRPC no longer accepts calls"):
-                await serving
-    assert server.abandoned
+                await running
+        assert server.abandoned
 
 
 async def test_a_stopping_server_is_not_reported_as_broken() -> None:
-    server = Server("target", "127.0.0.1", 0)
-    await server.start()
-    serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drained))
-    server.request_stop()
-    async with asyncio.timeout(HANG):
-        await serving
-    assert not server.abandoned
+    async with serving("target") as server:
+        running = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drained))
+        server.request_stop()
+        await running
+        assert not server.abandoned

@@ -64,8 +64,7 @@ def test_the_field_follows_googles_error_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
-    [ValueError("secret prompt"), KeyError("secret"), AssertionError("secret"), BaseException("secret")],
+    "error", [kind("secret") for kind in (ValueError, KeyError, AssertionError, BaseException)]
 )
 def test_an_unexpected_exceptions_text_is_withheld(error: BaseException) -> None:
     status = to_status(error)
@@ -138,43 +137,41 @@ class Failing(generation_pb2_grpc.GenerationServiceServicer):
     async def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
         await abort(context, self.error)
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # type: ignore[override]  # noqa: N802
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         yield generation_pb2.GenerateResponse()
         await abort(context, self.error)
 
 
 @pytest.fixture
-async def failing() -> AsyncIterator[tuple[Failing, grpc.aio.Channel]]:
-    service = Failing()
-    server = grpc.aio.server()
+async def failing() -> AsyncIterator[tuple[Failing, Any]]:
+    """The service, and a stub of it."""
+    service, server = Failing(), grpc.aio.server()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield service, channel
+        yield service, generation_pb2_grpc.GenerationServiceStub(channel)
     await server.stop(None)
 
 
 @each_error
 async def test_an_aio_error_equals_the_servers(failing: Any, error: errors.PacelineError, code: int) -> None:
-    service, channel = failing
+    service, stub = failing
     service.error = error
-    stub = generation_pb2_grpc.GenerationServiceStub(channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Tokenize(generation_pb2.TokenizeRequest())
     assert caught.value.code().value[0] == code
     assert_same(from_rpc_error(caught.value), error)
-    stream = stub.Generate(generation_pb2.GenerateRequest())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        _ = [message async for message in stream]
+        _ = [message async for message in stub.Generate(generation_pb2.GenerateRequest())]
     assert_same(from_rpc_error(caught.value), error)
 
 
 async def test_abort_reveals_nothing(failing: Any) -> None:
-    service, channel = failing
+    service, stub = failing
     service.error = RuntimeError("secret prompt")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await generation_pb2_grpc.GenerationServiceStub(channel).Tokenize(generation_pb2.TokenizeRequest())
+        await stub.Tokenize(generation_pb2.TokenizeRequest())
     assert "secret" not in repr(caught.value)
     assert "secret" not in repr(caught.value.trailing_metadata())
 
@@ -192,7 +189,8 @@ class SyncFailing(generation_pb2_grpc.GenerationServiceServicer):
         context.abort_with_status(rpc_status.to_status(to_status(self.error)))
 
 
-def test_a_sync_error_equals_the_servers() -> None:
+@pytest.fixture(scope="module")
+def sync_failing() -> Iterator[tuple[SyncFailing, Any]]:
     service = SyncFailing()
     with ThreadPoolExecutor(2) as executor:
         server = grpc.server(executor)
@@ -200,19 +198,26 @@ def test_a_sync_error_equals_the_servers() -> None:
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            for error, _ in EXAMPLES:
-                service.error = error
-                with pytest.raises(grpc.RpcError) as caught:
-                    stub.Tokenize(generation_pb2.TokenizeRequest())
-                assert_same(from_rpc_error(caught.value), error)
-                with pytest.raises(grpc.RpcError) as caught:
-                    list(stub.Generate(generation_pb2.GenerateRequest()))
-                assert_same(from_rpc_error(caught.value), error)
-            with pytest.raises(grpc.RpcError) as caught:
-                stub.Detokenize(generation_pb2.DetokenizeRequest())
-            assert type(from_rpc_error(caught.value)) is errors.NotFoundError
+            yield service, generation_pb2_grpc.GenerationServiceStub(channel)
         server.stop(None).wait()
+
+
+@each_error
+def test_a_sync_error_equals_the_servers(sync_failing: Any, error: errors.PacelineError, code: int) -> None:
+    service, stub = sync_failing
+    service.error = error
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Tokenize(generation_pb2.TokenizeRequest())
+    assert_same(from_rpc_error(caught.value), error)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stub.Generate(generation_pb2.GenerateRequest()))
+    assert_same(from_rpc_error(caught.value), error)
+
+
+def test_an_unknown_method_is_not_found(sync_failing: Any) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        sync_failing[1].Detokenize(generation_pb2.DetokenizeRequest())
+    assert type(from_rpc_error(caught.value)) is errors.NotFoundError
 
 
 def assert_same(got: errors.PacelineError, meant: errors.PacelineError) -> None:

@@ -42,6 +42,26 @@ async def soon(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+async def over(stream: LocalStream) -> None:
+    """Until it has ended. Raises what ended it."""
+    async with asyncio.timeout(SECONDS):
+        await stream.ended
+
+
+async def received(other: socket.socket, size: int, begun: bytes = b"") -> bytes:
+    """So many bytes, of which `begun` have come."""
+    data = bytearray(begun)
+    async with asyncio.timeout(SECONDS):
+        while len(data) < size:
+            data += await asyncio.get_running_loop().sock_recv(other, 1 << 16)
+    return bytes(data)
+
+
+async def connected(path: str, received: Callable[[bytes], None] = len, worker: str = WORKER) -> Any:
+    """A stream to a server; None where there is none."""
+    return await connect(path, worker, received, SECONDS)
+
+
 def names(folder: Path) -> list[str]:
     return [file.name for file in folder.iterdir()]
 
@@ -51,6 +71,7 @@ class Ends:
 
     def __init__(self, received: Callable[[bytes], None] | None = None, clock: Clock = monotonic) -> None:
         mine, self.other = socket.socketpair(socket.AF_UNIX)
+        self.other.setblocking(False)
         self.frames: list[bytes] = []
         self.stream = LocalStream(mine, received or self.frames.append, clock)
 
@@ -70,7 +91,6 @@ async def test_frames_arrive_whole_in_any_pieces(piece: int) -> None:
     sizes = [size for size in SIZES if size < 1000 or piece > 1000]
     data = b"".join(framed(frame_of(size)) for size in sizes)
     with Ends() as ends:
-        ends.other.setblocking(False)
         loop = asyncio.get_running_loop()
         for at in range(0, len(data), piece):
             await loop.sock_sendall(ends.other, data[at : at + piece])
@@ -82,29 +102,24 @@ async def test_frames_arrive_whole_in_any_pieces(piece: int) -> None:
 
 async def test_unsendable_frames_are_sent_later_in_order() -> None:
     """From two threads, more than any socket holds."""
+    size = 50_000
     with Ends() as ends:
-        ends.other.setblocking(False)
-        threads = [
-            threading.Thread(
-                target=lambda name=name: [
-                    ends.stream.send(bytes([name, i]) + frame_of(50_000)) for i in range(40)
-                ]
-            )
-            for name in (1, 2)
-        ]
+
+        def send(name: int) -> None:
+            for i in range(40):
+                ends.stream.send(bytes([name, i]) + frame_of(size))
+
+        threads = [threading.Thread(target=send, args=(name,)) for name in (1, 2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(SECONDS)
             assert not thread.is_alive(), "whoever sends does not wait for who reads"
-        loop = asyncio.get_running_loop()
-        data, whole = bytearray(), 80 * (4 + 2 + 50_000)
-        async with asyncio.timeout(SECONDS):
-            while len(data) < whole:
-                data += await loop.sock_recv(ends.other, 1 << 16)
-        frame = 4 + 2 + 50_000
-        heads = [tuple(data[at + 4 : at + 6]) for at in range(0, whole, frame)]
-        assert all(data[at + 6 : at + frame] == frame_of(50_000) for at in range(0, whole, frame))
+        frame = 4 + 2 + size
+        data = await received(ends.other, 80 * frame)
+        starts = range(0, 80 * frame, frame)
+        heads = [tuple(data[at + 4 : at + 6]) for at in starts]
+        assert all(data[at + 6 : at + frame] == frame_of(size) for at in starts)
         for name in (1, 2):
             assert [i for who, i in heads if who == name] == list(range(40))
 
@@ -115,14 +130,10 @@ async def test_later_frames_do_not_overtake_waiting_ones() -> None:
         big = [bytes([i]) + frame_of(200_000) for i in range(10)]
         for frame in big:
             ends.stream.send(frame)
-        data = bytearray(ends.other.recv(150_000))
+        begun = ends.other.recv(150_000)
         ends.stream.send(b"last")
-        ends.other.setblocking(False)
         expected = b"".join(framed(frame) for frame in [*big, b"last"])
-        async with asyncio.timeout(SECONDS):
-            while len(data) < len(expected):
-                data += await asyncio.get_running_loop().sock_recv(ends.other, 1 << 16)
-        assert data == expected
+        assert await received(ends.other, len(expected), begun) == expected
 
 
 async def test_a_peer_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +147,8 @@ async def test_a_peer_that_does_not_read_is_disconnected(monkeypatch: pytest.Mon
         assert not ends.stream.ended.done(), "it may not have had the time to take any"
         clock.advance(STUCK_SECONDS + 1)
         ends.stream.send(frame_of(1))
-        async with asyncio.timeout(SECONDS):
-            with pytest.raises(UnavailableError, match="does not read"):
-                await ends.stream.ended
+        with pytest.raises(UnavailableError, match="does not read"):
+            await over(ends.stream)
 
 
 async def test_cancelling_a_stream_twice_is_harmless() -> None:
@@ -158,17 +168,15 @@ async def test_frames_go_both_ways_at_once() -> None:
     await soon(lambda: all(len(frames) == len(SIZES) for frames in got.values()))
     assert got["a"] == got["b"] == [frame_of(size) for size in SIZES]
     streams[0].close()
-    async with asyncio.timeout(SECONDS):
-        await streams[1].ended
+    await over(streams[1])
     assert not streams[1].cancelled()
 
 
 async def test_a_too_long_frame_ends_the_stream() -> None:
     with Ends() as ends:
         ends.other.sendall((limits.MAX_MESSAGE_BYTES + 1).to_bytes(4, "little"))
-        async with asyncio.timeout(SECONDS):
-            with pytest.raises(InvalidArgumentError, match="frame"):
-                await ends.stream.ended
+        with pytest.raises(InvalidArgumentError, match="frame"):
+            await over(ends.stream)
 
 
 async def test_a_receiver_may_end_the_stream_by_raising() -> None:
@@ -180,9 +188,8 @@ async def test_a_receiver_may_end_the_stream_by_raising() -> None:
 
     with Ends(received) as ends:
         ends.other.sendall(framed(b"one") + framed(b"two"))
-        async with asyncio.timeout(SECONDS):
-            with pytest.raises(ValueError, match="not that one"):
-                await ends.stream.ended
+        with pytest.raises(ValueError, match="not that one"):
+            await over(ends.stream)
         assert taken == [b"one"]
 
 
@@ -223,8 +230,7 @@ async def test_a_stream_ends_while_frames_wait_to_be_sent() -> None:
         ends.other.close()
         for _ in range(40):
             ends.stream.send(frame_of(50_000))
-        async with asyncio.timeout(SECONDS):
-            await ends.stream.ended
+        await over(ends.stream)
 
 
 # ---- a server --------------------------------------------------------------------------------------
@@ -277,8 +283,7 @@ async def server(folder: Path, engine: Engine) -> AsyncIterator[LocalServer]:
 
 async def test_commands_and_events_are_exchanged(server: LocalServer, engine: Engine) -> None:
     got: list[bytes] = []
-    stream = await connect(server.path, WORKER, got.append, SECONDS)
-    assert stream is not None
+    stream = await connected(server.path, got.append)
     await stream.write(frames.verify_request([COMMAND]))
     await soon(lambda: bool(engine.submitted))
     assert engine.submitted[0][1] == [COMMAND]
@@ -295,12 +300,9 @@ async def test_commands_and_events_are_exchanged(server: LocalServer, engine: En
 async def test_an_invalid_message_ends_only_its_stream(
     server: LocalServer, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good, bad = [await connect(server.path, WORKER, lambda _: None, SECONDS) for _ in range(2)]
-    assert good is not None
-    assert bad is not None
+    good, bad = [await connected(server.path) for _ in range(2)]
     bad.send(b"\xff\xff\xff")
-    async with asyncio.timeout(SECONDS):
-        await bad.ended
+    await over(bad)
     await soon(lambda: len(engine.left) == 1)
     assert "Traceback" not in caplog.text
     assert "a coordinator's stream was ended" in caplog.text
@@ -310,23 +312,19 @@ async def test_an_invalid_message_ends_only_its_stream(
 
 
 async def test_an_unwritable_answer_does_not_reach_the_engine(server: LocalServer, engine: Engine) -> None:
-    stream = await connect(server.path, WORKER, lambda _: None, SECONDS)
-    assert stream is not None
+    stream = await connected(server.path)
     await stream.write(frames.verify_request([COMMAND]))
     await soon(lambda: bool(engine.submitted))
     engine.submitted[0][0]([SequenceFailed("one", -1, 0, EVENT.error)])
-    async with asyncio.timeout(SECONDS):
-        await stream.ended
+    await over(stream)
     await soon(lambda: len(engine.left) == 1)
 
 
 async def test_stopping_the_server_ends_its_streams(server: LocalServer) -> None:
-    stream = await connect(server.path, WORKER, lambda _: None, SECONDS)
-    assert stream is not None
+    stream = await connected(server.path)
     server.stop()
-    async with asyncio.timeout(SECONDS):
-        await stream.ended
-    assert await connect(server.path, WORKER, lambda _: None, SECONDS) is None
+    await over(stream)
+    assert await connected(server.path) is None
 
 
 async def test_only_this_user_may_open_the_socket(server: LocalServer) -> None:
@@ -363,9 +361,8 @@ async def test_a_failed_accept_does_not_end_the_server(
         return await accept(listener)
 
     monkeypatch.setattr(loop, "sock_accept", starved)
-    first = await connect(server.path, WORKER, lambda _: None, SECONDS)
-    second = await connect(server.path, WORKER, lambda _: None, SECONDS)
-    assert first is not None
+    first = await connected(server.path)
+    second = await connected(server.path)
     assert second is not None
     assert PAUSE_SECONDS in paused
     assert "Too many open files" in caplog.text
@@ -398,8 +395,7 @@ async def test_an_unwatchable_connection_is_closed(
             await loop.sock_connect(first, server.path)
             assert await loop.sock_recv(first, 1) == b""
     assert refused[0].fileno() == -1
-    second = await connect(server.path, WORKER, lambda _: None, SECONDS)
-    assert second is not None
+    second = await connected(server.path)
     assert PAUSE_SECONDS in paused
     assert "No space left on device" in caplog.text
     second.close()
@@ -409,7 +405,7 @@ async def test_an_unwatchable_connection_is_closed(
 
 
 async def test_another_worker_is_not_connected_to(server: LocalServer, engine: Engine) -> None:
-    assert await connect(server.path, "another", lambda _: None, SECONDS) is None
+    assert await connected(server.path, worker="another") is None
     await soon(lambda: len(engine.left) == 1)
 
 
@@ -417,7 +413,7 @@ async def test_a_missing_or_invalid_socket_is_not_used(folder: Path) -> None:
     plain = folder / "plain"
     plain.write_text("text")
     for path in (folder / "none", plain, folder / ("long" * 50), f"{folder}/a\0b"):
-        assert await connect(str(path), WORKER, lambda _: None, SECONDS) is None
+        assert await connected(str(path)) is None
 
 
 @pytest.mark.parametrize("what", ["socket.socket", "LocalStream"])
@@ -428,7 +424,7 @@ async def test_without_descriptors_the_socket_is_not_used(
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(f"paceline.rpc.streams.unix_stream.{what}", full)
-    found = await connect(server.path, WORKER, lambda _: None, SECONDS)
+    found = await connected(server.path)
     monkeypatch.undo()
     assert found is None
 
@@ -450,8 +446,7 @@ async def test_a_leftover_socket_is_replaced(folder: Path, engine: Engine) -> No
     killed.close()
     server = LocalServer(path, WORKER, engine, FRAME_CODEC)
     server.start()
-    stream = await connect(path, WORKER, lambda _: None, SECONDS)
-    assert stream is not None
+    stream = await connected(path)
     stream.close()
     server.stop()
 
@@ -464,6 +459,5 @@ async def test_paths_used_by_others_are_left_alone(server: LocalServer, engine: 
             LocalServer(path, "second", engine, FRAME_CODEC).start()
     assert text.read_text() == "mine"
     text.unlink()
-    stream = await connect(server.path, WORKER, lambda _: None, SECONDS)
-    assert stream is not None
+    stream = await connected(server.path)
     stream.close()

@@ -24,6 +24,7 @@ from paceline.engine.state.paged import PagedStates
 from paceline.kv import BlockPool
 from paceline.kv.prefix import PrefixIndex
 from paceline.rpc.server.server import FAREWELL_SECONDS
+from paceline.rpc.streams import worker_stream
 from paceline.supervisor.children import STOP_TIMEOUT
 from paceline.worker_process import Role, WorkerShell
 
@@ -84,10 +85,10 @@ class Worker:
             name="target",
             answers="verify",
             service="test.Test",
-            load=lambda _: self.built,  # type: ignore[arg-type, return-value]
+            load=lambda _: self.built,
             make_engine=lambda *_: self.engine,
             register=lambda shell, server: setattr(self, "shell", shell),
-            frame_codec=SimpleNamespace(),  # type: ignore[arg-type]
+            frame_codec=SimpleNamespace(),
         )
 
     def work(self) -> None:
@@ -117,21 +118,27 @@ async def test_a_dead_engine_thread_ends_the_process(monkeypatch: pytest.MonkeyP
     assert "engine thread died" in str(serving.exception())
 
 
+class Left(Exception):  # noqa: N818 - no error, an end
+    """With which code."""
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would end this process raises Left."""
+
+    def leave(code: int) -> None:
+        raise Left(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+
+
+@pytest.mark.usefixtures("exits")
 async def test_a_stuck_engine_thread_does_not_keep_the_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It would keep the device's memory."""
-
-    class Left(Exception):  # noqa: N818 - no error, an end
-        """With which code, and whether logs were written by then."""
-
     flushed: list[bool] = []
-
-    def leave(code: int) -> None:
-        raise Left(code, bool(flushed))
-
     monkeypatch.setattr(logging, "shutdown", lambda: flushed.append(True))
-    monkeypatch.setattr(os, "_exit", leave)
     assert worker_process._STOP_SECONDS + FAREWELL_SECONDS < STOP_TIMEOUT
     monkeypatch.setattr(worker_process, "_STOP_SECONDS", 0.05)
     worker = Worker(monkeypatch)
@@ -147,25 +154,19 @@ async def test_a_stuck_engine_thread_does_not_keep_the_process(
                 await serving
     finally:
         worker.engine.let_go.set()
-    assert left.value.args == (1, True)
+    assert (left.value.args, flushed) == ((1,), [True])
     assert "the engine thread does not end" in caplog.text
 
 
+@pytest.mark.usefixtures("exits")
 @pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
 def test_unread_streams_do_not_keep_the_process(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing raises BrokenPipeError without a supervisor."""
-
-    class Left(Exception):  # noqa: N818 - no error, an end
-        """With which code."""
-
-    def leave(code: int) -> None:
-        raise Left(code)
 
     def flush() -> None:
         raise error
 
     monkeypatch.setattr(logging, "shutdown", lambda: None)
-    monkeypatch.setattr(os, "_exit", leave)
     for stream in ("stdout", "stderr"):
         monkeypatch.setattr(sys, stream, SimpleNamespace(flush=flush, write=len))
     with pytest.raises(Left) as left:
@@ -205,21 +206,40 @@ async def test_the_cache_is_checked_only_while_idle(monkeypatch: pytest.MonkeyPa
 
 async def test_the_cache_is_checked_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any client's GetStatus would have the engine check all blocks."""
-    clock, checks = ManualClock(), 0
-
-    class Pool(BlockPool):
-        def check_integrity(self) -> None:
-            nonlocal checks
-            checks += 1
-            super().check_integrity()
-
+    clock, checks = ManualClock(), []
     worker = Worker(monkeypatch)
     monkeypatch.setattr(worker_process, "monotonic", clock)
-    pool = worker.built.pool = Pool(4, 8)
+    pool = worker.built.pool = BlockPool(4, 8)
+    monkeypatch.setattr(pool, "check_integrity", lambda: checks.append(clock.now))
     shell: Any = WorkerShell(worker.role, TargetConfig(model="/no/such"))
     shell._engine.sequences = HeldSequences(PagedStates(BlockPool(1, 1), prefix_cache=False), 4, clock, 600.0)
     for moment, times in ((0.0, 1), (0.9, 1), (0.1, 2), (0.5, 2)):
         clock.advance(moment)
         pool.allocate()
         free = pool.free_blocks
-        assert (shell._cache_info().free_blocks, checks) == (free, times), "the numbers are those of now"
+        assert (shell._cache_info().free_blocks, len(checks)) == (free, times), "the numbers are those of now"
+
+
+async def test_a_stuck_engine_is_not_ready_until_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change is reported once."""
+    monkeypatch.setattr(worker_stream, "WATCH_SECONDS", 0)
+    stuck, told, looked = worker_stream.MAX_IDLE_SECONDS + 1, [], asyncio.Event()
+    seconds = [0.0, stuck, stuck, 0.0, 0.0]
+
+    class Engine:
+        @property
+        def seconds_since_progress(self) -> float:
+            if len(seconds) == 1:
+                looked.set()  # all was seen, and what came of it was told
+                return seconds[0]
+            return seconds.pop(0)
+
+    async def set_serving(serving: bool) -> None:
+        told.append(serving)
+
+    watching = asyncio.create_task(worker_stream.watch_progress(Engine(), set_serving))
+    async with asyncio.timeout(SECONDS):
+        await looked.wait()
+    watching.cancel()
+    await asyncio.wait([watching])
+    assert told == [False, True]

@@ -3,52 +3,61 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.workers.links import Link, LinkObserver, LinkState
 from coordinator.workers.stream_protocol import DRAFT, TARGET, StreamProtocol
 from paceline.core.security.secret import WorkerSecret, new_secret
 from paceline.rpc.server.server import Server
 from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from tests.unit.rpc.serving import HANG, SERVING, Health, serving
 
-HANG = 60.0
 SECRET = WorkerSecret(new_secret())
 OTHER = WorkerSecret(new_secret())
 
 
-class Target(target_pb2_grpc.TargetServiceServicer):
-    async def GetWorkerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return target_pb2.TargetServiceGetWorkerInfoResponse(info=common_pb2.WorkerInfo(role="target"))
+def prepare(role: str) -> Callable[[Server], None]:
+    """A worker that says what it is, and answers each message of its stream."""
+    target = role == "target"
+    info = common_pb2.WorkerInfo(role=role)
+    of_info = (
+        target_pb2.TargetServiceGetWorkerInfoResponse
+        if target
+        else draft_pb2.DraftServiceGetWorkerInfoResponse
+    )
+    of_stream = target_pb2.VerifyResponse if target else draft_pb2.DraftResponse
 
-    async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        async for _ in request_iterator:
-            yield target_pb2.VerifyResponse()
+    class Worker:
+        async def GetWorkerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
+            return of_info(info=info)
+
+        async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+            async for _ in request_iterator:
+                yield of_stream()
+
+        Draft = Verify
+
+    def add(server: Server) -> None:
+        if target:
+            target_pb2_grpc.add_TargetServiceServicer_to_server(Worker(), server.grpc)
+        else:
+            draft_pb2_grpc.add_DraftServiceServicer_to_server(Worker(), server.grpc)
+        server.reflect(f"paceline.v1.{role.capitalize()}Service")
+
+    return add
 
 
-class Draft(draft_pb2_grpc.DraftServiceServicer):
-    async def GetWorkerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return draft_pb2.DraftServiceGetWorkerInfoResponse(info=common_pb2.WorkerInfo(role="draft"))
-
-    async def Draft(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        async for _ in request_iterator:
-            yield draft_pb2.DraftResponse()
-
-
-async def worker(role: str, secret: WorkerSecret | None) -> Server:
-    server = Server(role, "127.0.0.1", 0, secret=secret)
-    if role == "target":
-        target_pb2_grpc.add_TargetServiceServicer_to_server(Target(), server.grpc)
-    else:
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(Draft(), server.grpc)
-    server.reflect(f"paceline.v1.{role.capitalize()}Service")
-    await server.start()
-    await server.set_serving(True)
-    return server
+@contextlib.asynccontextmanager
+async def worker(role: str) -> AsyncIterator[Server]:
+    """With the secret."""
+    async with serving(role, prepare=prepare(role), secret=SECRET) as server:
+        await server.set_serving(True)
+        yield server
 
 
 def methods(role: str) -> list[str]:
@@ -81,53 +90,46 @@ async def refusal_of(channel: grpc.aio.Channel, method: str, metadata: Any) -> g
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("shown", [(), OTHER.metadata], ids=["none", "another"])
 async def test_every_method_but_health_requires_the_secret(role: str, shown: Any) -> None:
-    server = await worker(role, SECRET)
-    async with grpc.aio.insecure_channel(server.address) as channel:
+    async with worker(role) as server, grpc.aio.insecure_channel(server.address) as channel:
         for method in methods(role):
             refusal = await refusal_of(channel, method, shown)
             assert refusal.code() is grpc.StatusCode.UNAUTHENTICATED, method
             assert SECRET.text not in str(refusal)
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    await server.grpc.stop(None)
+        assert await Health(channel).check() == SERVING
 
 
-def link_to(
-    address: str, protocol: StreamProtocol, secret: WorkerSecret | None
-) -> tuple[Link, asyncio.Event]:
+@contextlib.asynccontextmanager
+async def linked(
+    protocol: StreamProtocol, secret: WorkerSecret | None
+) -> AsyncIterator[tuple[Link, asyncio.Event]]:
+    """A link that runs, and what is set when it is ready."""
     ready = asyncio.Event()
 
     def nothing(*_: Any) -> None:
         pass
 
     observer = LinkObserver(nothing, lambda _: ready.set(), nothing, nothing)
-    return Link(address, protocol, observer, secret=secret), ready
+    async with worker(protocol.role) as server:
+        link = Link(server.address, protocol, observer, secret=secret)
+        running = asyncio.create_task(link.run())
+        yield link, ready
+        running.cancel()
 
 
 @pytest.mark.parametrize("protocol", [TARGET, DRAFT], ids=["target", "draft"])
 async def test_a_link_with_the_secret_becomes_ready(protocol: StreamProtocol) -> None:
-    server = await worker(protocol.role, SECRET)
-    link, ready = link_to(server.address, protocol, SECRET)
-    running = asyncio.create_task(link.run())
-    async with asyncio.timeout(HANG):
+    async with linked(protocol, SECRET) as (link, ready):
         await ready.wait()
-    assert link.state is LinkState.READY
-    assert await link.refresh() is not None
-    running.cancel()
-    await server.grpc.stop(None)
+        assert link.state is LinkState.READY
+        assert await link.refresh() is not None
 
 
 @pytest.mark.parametrize("secret", [None, OTHER], ids=["none", "another"])
 async def test_a_link_without_the_secret_is_told_why(
     secret: WorkerSecret | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = await worker("target", SECRET)
-    link, _ = link_to(server.address, TARGET, secret)
-    running = asyncio.create_task(link.run())
-    async with asyncio.timeout(HANG):
+    async with linked(TARGET, secret) as (link, _):
         await link.settled.wait()
-    assert link.state is LinkState.REFUSED
-    assert "secret" in link.reason
-    assert "is refused: the worker secret" in caplog.text
-    running.cancel()
-    await server.grpc.stop(None)
+        assert link.state is LinkState.REFUSED
+        assert "secret" in link.reason
+        assert "is refused: the worker secret" in caplog.text

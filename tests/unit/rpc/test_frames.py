@@ -1,4 +1,4 @@
-"""Frames of a newer sender: unknown fields are refused by name."""
+"""Frames of commands and events: split in order; what a newer or excessive sender says fails one sequence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.messages import (
     CloseSequence,
@@ -19,6 +22,30 @@ from paceline.core.messages import (
 )
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
 from paceline.rpc.streams import frames
+from paceline.rpc.streams.frame_split import framed
+
+LENGTHS = st.lists(st.integers(1, limits.MAX_SEQUENCE_ID_CHARACTERS), min_size=1, max_size=30)
+
+
+@given(LENGTHS, st.integers(1, 400), st.integers(1, 10))
+@settings(max_examples=200, deadline=None)
+def test_commands_arrive_in_order_in_bounded_messages(lengths: list[int], most_bytes: int, most: int) -> None:
+    commands = [CloseSequence("x" * length, i) for i, length in enumerate(lengths)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "MAX_MESSAGE_BYTES", most_bytes)
+        patch.setattr(limits, "MAX_COMMANDS_PER_FRAME", most)
+        messages = list(framed(commands, frames.verify_request))
+        told = [frames.target_commands(message) for message in messages]
+    assert [command for each in told for command in each] == commands
+    for message, each in zip(messages, told, strict=True):
+        assert len(each) == 1 or message.ByteSize() <= most_bytes
+
+
+def test_commands_that_fit_are_one_message() -> None:
+    commands = [CloseSequence("s", i) for i in range(100)]
+    (message,) = framed(commands, frames.verify_request)
+    assert frames.target_commands(message) == commands
+
 
 FIELD = 100
 OPEN = OpenSequence("s", 1, (1, 2), SequenceParams(SamplingParams(seed=1), AcceptanceMode.BLOCK, 2))
@@ -32,6 +59,14 @@ EVENTS = frames.draft_response, frames.draft_events
 def with_more(message: Message) -> None:
     """One varint field more, in place."""
     message.MergeFromString(bytes([FIELD << 3 & 127 | 128, FIELD << 3 >> 7, 1]))
+
+
+def refusal_of(failed: Any, sequence_id: str, field: str) -> InvalidArgumentError:
+    assert isinstance(failed, SequenceFailed)
+    assert (failed.sequence_id, failed.epoch) == (sequence_id, 1)
+    assert isinstance(failed.error, InvalidArgumentError)
+    assert failed.error.field == field
+    return failed.error
 
 
 @pytest.mark.parametrize(
@@ -60,11 +95,7 @@ def test_a_newer_senders_field_fails_only_its_sequence(
         message = message[0] if not isinstance(message, Message) else message
     with_more(message)
     failed, intact = parse(frame)
-    assert isinstance(failed, SequenceFailed)
-    assert (failed.sequence_id, failed.epoch) == ("s", 1)
-    assert isinstance(failed.error, InvalidArgumentError)
-    assert failed.error.field == field
-    assert str(FIELD) in failed.error.message
+    assert str(FIELD) in refusal_of(failed, "s", field).message
     assert intact == command
 
 
@@ -76,3 +107,20 @@ def test_a_sequence_is_closed_despite_unknown_fields(dialect: Any) -> None:
     frame = render([closing])
     with_more(frame.commands[0].close_sequence)
     assert parse(frame) == [closing]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dialect"),
+    [(VerifyAhead, TARGET), (Continuations, EVENTS)],
+    ids=["verify ahead", "continuations"],
+)
+def test_too_many_continuations_fail_only_their_sequence(kind: Any, dialect: Any) -> None:
+    """More for one sequence than a message may hold."""
+    render, parse = dialect
+    most = {(0, token): Proposal((5, 6)) for token in range(limits.MAX_CONTINUATIONS)}
+    many = kind("a", 1, 2, 30, {**most, (1, 0): Proposal((5, 6))})
+    neighbour = kind("b", 1, 2, 30, most)
+    failed, intact = parse(render([many, neighbour]))
+    refusal_of(failed, "a", "continuations")
+    assert failed.round == 2
+    assert intact == neighbour
