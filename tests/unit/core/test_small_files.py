@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.refusals import refused
 
 from coordinator.api import chat_template
 from paceline.cli.structuring import Structure
@@ -61,6 +62,5 @@ def test_a_too_long_file_is_refused_by_option(
     monkeypatch.setattr(small_files, "MAX_BYTES", 100)
     file = tmp_path / "file"
     file.write_text("0" * 101)
-    with pytest.raises(InvalidArgumentError, match="is larger than") as refusal:
+    with refused(field, "is larger than"):
         read(file)
-    assert refusal.value.field == field

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLParserLimits
 
 from paceline.core.errors import InternalError, InvalidArgumentError
 from paceline.core.structured import StructuredOutputs
@@ -25,20 +24,6 @@ A, B, C = (TOKENS.index(letter) for letter in "abc")
 def few_states(monkeypatch: pytest.MonkeyPatch) -> None:
     few = LLParserLimits(max_lexer_states=40, verbose_errors=False)
     monkeypatch.setattr(compiler, "_LIMITS", few)
-
-
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[StructuredOutputs]:
-    """What was compiled."""
-    calls: list[StructuredOutputs] = []
-    right = Grammars._compile
-
-    def compile_(self: Grammars, wanted: StructuredOutputs, tokenizer: Any) -> LLMatcher:
-        calls.append(wanted)
-        return right(self, wanted, tokenizer)
-
-    monkeypatch.setattr(Grammars, "_compile", compile_)
-    return calls
 
 
 def letters(count: int) -> list[int]:

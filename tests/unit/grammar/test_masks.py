@@ -88,7 +88,7 @@ def test_longer_proposals_are_walked_to_their_end() -> None:
     assert rows[5].all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     queries=st.lists(
         st.tuples(

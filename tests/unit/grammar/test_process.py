@@ -186,7 +186,6 @@ async def main():
 asyncio.run(main())
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
         pid = json.loads(server.stdout.readline())
         ending = os.pidfd_open(pid)
         server.kill()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from paceline.core.errors import InternalError, ResourceExhaustedError
@@ -154,44 +156,33 @@ def test_negative_allocation_is_refused() -> None:
         BlockPool(1, 1).allocate_many(-1)
 
 
-def corrupt_count(pool: BlockPool) -> None:
-    pool._counts[2] = 1
-
-
-def corrupt_negative(pool: BlockPool) -> None:
-    pool._counts[2] = -1
-
-
-def corrupt_free(pool: BlockPool) -> None:
-    pool._free_blocks += 1
-
-
-def corrupt_heap(pool: BlockPool) -> None:
-    pool._heap.append(2)
-
-
-def corrupt_lost(pool: BlockPool) -> None:
+def lose(pool: BlockPool) -> None:
     pool._heap.remove(2)
     pool._queued[2] = 0
 
 
-def corrupt_kept(pool: BlockPool) -> None:
-    pool._kept[2] = 1
-
-
-def corrupt_cached(pool: BlockPool) -> None:
-    pool._idle[0] = None
+def set_at(name: str, index: int, value: int | None) -> Callable[[BlockPool], None]:
+    return lambda pool: getattr(pool, name).__setitem__(index, value)
 
 
 @pytest.mark.planted
 @pytest.mark.parametrize(
     "corrupt",
-    [corrupt_count, corrupt_negative, corrupt_free, corrupt_heap, corrupt_lost, corrupt_kept, corrupt_cached],
+    [
+        set_at("_counts", 2, 1),
+        set_at("_counts", 2, -1),
+        lambda pool: setattr(pool, "_free_blocks", pool._free_blocks + 1),
+        lambda pool: pool._heap.append(2),
+        lose,
+        set_at("_kept", 2, 1),
+        set_at("_idle", 0, None),
+    ],
+    ids=["held", "negative", "one too many free", "queued twice", "lost", "kept", "idle"],
 )
-def test_the_integrity_check_sees_planted_damage(corrupt: object) -> None:
+def test_the_integrity_check_sees_planted_damage(corrupt: Callable[[BlockPool], None]) -> None:
     pool = BlockPool(4, 1)
     pool.allocate()
     pool.check_integrity()
-    corrupt(pool)  # type: ignore[operator]
+    corrupt(pool)
     with pytest.raises(InternalError):
         pool.check_integrity()

@@ -15,22 +15,16 @@ from paceline.supervisor import StackConfig, StackOptions
 from paceline.supervisor.arguments import variable
 from paceline.supervisor.stack import child_environment
 
-PROCESSES: dict[str, type[Any]] = {
-    "target": TargetConfig,
-    "draft": DraftConfig,
-    "coordinator": CoordinatorConfig,
-}
+PROCESSES: dict[str, Any] = {"target": TargetConfig, "draft": DraftConfig, "coordinator": CoordinatorConfig}
 SET_BY_THE_STACK = {
     "worker_secret_file",
     "targets",
     "drafts",
     "tokenizer",
     "local_socket",
-    "worker_tls_certificate",
-    "worker_tls_key",
-    "worker_tls_ca",
     "exit_with_parent",
 }
+SET_BY_THE_STACK |= {"worker_tls_certificate", "worker_tls_key", "worker_tls_ca"}
 CHOICES = {
     "generation_config": "none",
     "num_speculative_tokens_per_batch_size": "[[1, 4, 5]]",
@@ -102,6 +96,14 @@ def test_our_environment_variables_do_not_reach_children(monkeypatch: pytest.Mon
     assert environment["PACELINE_LOG_LEVEL"] == "DEBUG"
 
 
+@pytest.fixture
+def two_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine's folder of device nodes, of which it has none."""
+    monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0, 1))
+    monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("devices", "values", "sequences"),
     [
@@ -116,24 +118,16 @@ def test_our_environment_variables_do_not_reach_children(monkeypatch: pytest.Mon
     ],
 )
 def test_models_sharing_two_cores_draft_ahead_less(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    devices: list[str],
-    values: dict[str, Any],
-    sequences: int,
+    two_cores: Path, devices: list[str], values: dict[str, Any], sequences: int
 ) -> None:
     for device in devices:
-        (tmp_path / device).touch()
-    monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0, 1))
-    monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
+        (two_cores / device).touch()
     assert StackConfig(**values).worker_config("draft").lookahead_sequences == sequences
 
 
-def test_a_wsl_gpu_needs_nvidias_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = tmp_path / "libcuda.so.1"
-    (tmp_path / "dxg").touch()
-    monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0, 1))
-    monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
+def test_a_wsl_gpu_needs_nvidias_driver(two_cores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = two_cores / "libcuda.so.1"
+    (two_cores / "dxg").touch()
     monkeypatch.setattr("paceline.supervisor.stack_config._WSL_CUDA", driver)
     assert StackConfig().worker_config("draft").lookahead_sequences == 1
     driver.touch()

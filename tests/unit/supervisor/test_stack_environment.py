@@ -62,7 +62,6 @@ def test_processes_keep_the_environment_of_the_start(monkeypatch: pytest.MonkeyP
     assert [spec.role for spec in started] == ["target", "draft", "coordinator"]
     for spec in started:
         assert spec.folder == str(tmp_path)
-        assert spec.environment is not None
         assert spec.environment["PACELINE_TEST_IMPORTED"] == "0"
         assert spec.environment["PACELINE_TEST_MORE"] == "2"
 

@@ -9,11 +9,12 @@ import logging
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import pytest
+from harness.refusals import refused
 
 from paceline.core.errors import InternalError, InvalidArgumentError
 from paceline.supervisor import log_to_stderr
@@ -22,38 +23,32 @@ from paceline.telemetry import logs
 SECRET = "the prompt"
 
 
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    before = root.handlers[:], root.level, sys.excepthook, threading.excepthook
-    yield
-    logging.captureWarnings(False)
-    for handler in root.handlers[:]:
-        root.removeHandler(handler)
-    for handler in before[0]:
-        root.addHandler(handler)
-    root.setLevel(before[1])
-    sys.excepthook, threading.excepthook = before[2], before[3]
+def logging_to(form: str = "text", role: str = "draft", **more: Any) -> io.StringIO:
+    """What is logged from now on."""
+    stream = io.StringIO()
+    logs.configure_logging(role, form, stream, **more)
+    return stream
 
 
 @pytest.fixture(params=["text", "json"])
 def written(request: pytest.FixtureRequest) -> io.StringIO:
-    stream = io.StringIO()
-    logs.configure_logging("target", request.param, stream)
-    return stream
+    return logging_to(request.param)
 
 
 @pytest.fixture
 def lines() -> Any:
-    stream = io.StringIO()
-    logs.configure_logging("target", "json", stream)
+    stream = logging_to("json", "target")
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def say(message: str = "said", **fields: Any) -> None:
+    logging.getLogger("a").info(message, extra=logs.fields(**fields))
 
 
 @pytest.mark.parametrize("name", ["DEBUG", "warning", "Error"])
 def test_the_environment_sets_the_level(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_LOG_LEVEL", name)
-    logs.configure_logging("target", "text", io.StringIO())
+    logging_to()
     assert logging.getLevelName(logging.getLogger().level) == name.upper()
 
 
@@ -61,9 +56,8 @@ def test_the_environment_sets_the_level(name: str, monkeypatch: pytest.MonkeyPat
 def test_an_invalid_level_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(logging._nameToLevel, "OF A LIBRARY", 5)
     monkeypatch.setenv("PACELINE_LOG_LEVEL", name)
-    with pytest.raises(InvalidArgumentError, match=f"PACELINE_LOG_LEVEL must be .*got '{name}'") as refused:
-        logs.configure_logging("target", "text", io.StringIO())
-    assert refused.value.field == "log_level"
+    with refused("log_level", f"PACELINE_LOG_LEVEL must be .*got '{name}'"):
+        logging_to()
 
 
 def test_a_json_line_has_the_standard_fields(lines: Any) -> None:
@@ -86,19 +80,15 @@ def test_a_field_does_not_replace_a_standard_one(lines: Any) -> None:
 
 
 def test_a_text_line_ends_with_its_fields() -> None:
-    stream = io.StringIO()
-    logs.configure_logging("draft", "text", stream)
-    about = logs.fields(code="OK", took_s=0.123456789, finish_reason=["stop", "length"])
-    logging.getLogger("a").info("call ended", extra=about)
-    assert stream.getvalue().endswith(
-        " draft INFO a: call ended code=OK took_s=0.123457 finish_reason=stop,length\n"
-    )
+    stream = logging_to()
+    say("call ended", code="OK", took_s=0.123456789, finish_reason=["stop", "length"])
+    ended = " draft INFO a: call ended code=OK took_s=0.123457 finish_reason=stop,length\n"
+    assert stream.getvalue().endswith(ended)
 
 
 def test_a_line_end_in_a_field_begins_no_line() -> None:
-    stream = io.StringIO()
-    logs.configure_logging("draft", "text", stream)
-    logging.getLogger("a").info("said", extra=logs.fields(request_id="x\n2026 forged"))
+    stream = logging_to()
+    say(request_id="x\n2026 forged")
     assert stream.getvalue().count("\n") == 1
 
 
@@ -119,45 +109,37 @@ def test_a_line_end_in_a_field_begins_no_line() -> None:
     ],
 )
 def test_a_text_value_is_quoted_like_logfmt(value: Any, written: str) -> None:
-    stream = io.StringIO()
-    logs.configure_logging("draft", "text", stream)
-    logging.getLogger("a").info("said", extra=logs.fields(request_id=value))
+    stream = logging_to()
+    say(request_id=value)
     assert stream.getvalue().endswith(f" a: said request_id={written}\n")
 
 
 def test_quoted_values_can_be_parsed() -> None:
     """A logfmt parser, here one of shell words, finds the field and no other."""
-    stream = io.StringIO()
-    logs.configure_logging("draft", "text", stream)
+    stream = logging_to()
     sent = 'x code=200 tenant="alice" y'
-    logging.getLogger("a").info("said", extra=logs.fields(request_id=sent, code="5"))
+    say(request_id=sent, code="5")
     words = shlex.split(stream.getvalue().partition(" said ")[2])
     assert words == [f"request_id={sent}", "code=5"]
 
 
 def test_line_ends_in_a_message_begin_no_log_line() -> None:
-    stream = io.StringIO()
-    logs.configure_logging("draft", "text", stream)
-    try:
-        raising(InvalidArgumentError("x", "is\n2026-01-01 INFO forged"))
-    except InvalidArgumentError:
-        logging.getLogger("a").exception("said\n2026-01-01 INFO forged")
+    stream = logging_to()
+    log_raised(InvalidArgumentError("x", "is\n2026-01-01 INFO forged"), "said\n2026-01-01 INFO forged")
     assert not [line for line in stream.getvalue().splitlines() if line.startswith("2026-01-01")]
 
 
 @pytest.mark.parametrize(("named", "shown"), [(False, True), (True, False)])
 def test_the_role_is_left_out_if_the_parent_writes_it(named: bool, shown: bool) -> None:
-    stream = io.StringIO()
-    logs.configure_logging("draft", "text", stream, named_by_parent=named)
-    logging.getLogger("a").info("said")
+    stream = logging_to(named_by_parent=named)
+    say()
     assert (" draft INFO" in stream.getvalue()) is shown
     assert stream.getvalue().endswith("INFO a: said\n")
 
 
 def test_json_lines_always_have_the_role() -> None:
-    stream = io.StringIO()
-    logs.configure_logging("draft", "json", stream, named_by_parent=True)
-    logging.getLogger("a").info("said")
+    stream = logging_to("json", named_by_parent=True)
+    say()
     assert json.loads(stream.getvalue())["role"] == "draft"
 
 
@@ -165,11 +147,11 @@ def test_a_calls_context_is_on_its_own_lines_only(lines: Any) -> None:
     async def call(name: str) -> None:
         logs.context.set({"request_id": name})
         await asyncio.sleep(0)
-        logging.getLogger("a").info("said")
+        say()
 
     async def both() -> None:
         await asyncio.gather(call("one"), call("two"))
-        logging.getLogger("a").info("said")
+        say()
 
     asyncio.run(both())
     assert [line.get("request_id") for line in lines()] == ["one", "two", None]
@@ -185,11 +167,19 @@ def raising(error: BaseException) -> None:
     raise error
 
 
-def causing(cause: BaseException, error: BaseException) -> None:
+def log_raised(
+    error: BaseException, message: str = "it failed", *, cause: BaseException | None = None
+) -> None:
+    """An error is caught and logged; with a cause, that was raised first."""
     try:
-        raising(cause)
-    except BaseException as found:
-        raise error from found
+        try:
+            raising(cause or error)
+        except BaseException as found:
+            if cause is not None:
+                raise error from found
+            raise
+    except BaseException:
+        logging.getLogger("a").exception(message)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +195,8 @@ def causing(cause: BaseException, error: BaseException) -> None:
 def test_an_exceptions_text_is_withheld_and_its_place_logged(
     error: BaseException, written: io.StringIO
 ) -> None:
-    for chained in (lambda: raising(error), lambda: causing(error, InternalError("ours"))):
-        try:
-            chained()
-        except BaseException:
-            logging.getLogger("a").exception("it failed")
+    log_raised(error)
+    log_raised(InternalError("ours"), cause=error)
     text = written.getvalue()
     assert SECRET not in text
     assert text.count(type(error).__name__) == 2
@@ -218,10 +205,7 @@ def test_an_exceptions_text_is_withheld_and_its_place_logged(
 
 
 def test_each_exception_of_a_group_is_logged(written: io.StringIO) -> None:
-    try:
-        raising(ExceptionGroup(SECRET, [ValueError(SECRET), InternalError("ours")]))
-    except ExceptionGroup:
-        logging.getLogger("a").exception("it failed")
+    log_raised(ExceptionGroup(SECRET, [ValueError(SECRET), InternalError("ours")]))
     text = written.getvalue()
     assert SECRET not in text
     assert "ValueError" in text
@@ -230,29 +214,25 @@ def test_each_exception_of_a_group_is_logged(written: io.StringIO) -> None:
 
 @pytest.mark.parametrize("error", [InternalError("known"), OSError("known"), RuntimeError("known")])
 def test_harmless_exception_texts_are_logged(error: Exception, written: io.StringIO) -> None:
-    try:
-        raising(error)
-    except Exception:
-        logging.getLogger("a").exception("it failed")
+    log_raised(error)
     assert "Error: known" in written.getvalue()
 
 
 def test_asyncio_does_not_log_a_forgotten_tasks_exception(written: io.StringIO) -> None:
+    message = "Task exception was never retrieved"
+
+    async def fail() -> None:
+        raise ValueError(SECRET)
+
     async def forget() -> None:
         loop = asyncio.get_running_loop()
-        task = loop.create_task(_fail())
+        task = loop.create_task(fail())
         await asyncio.wait([task])
-        loop.call_exception_handler(
-            {"message": "Task exception was never retrieved", "exception": task.exception(), "future": task}
-        )
+        loop.call_exception_handler({"message": message, "exception": task.exception(), "future": task})
 
     asyncio.run(forget())
-    assert "Task exception was never retrieved" in written.getvalue()
+    assert message in written.getvalue()
     assert SECRET not in written.getvalue()
-
-
-async def _fail() -> None:
-    raise ValueError(SECRET)
 
 
 def test_an_uncaught_exception_is_an_ordinary_log_line(written: io.StringIO) -> None:

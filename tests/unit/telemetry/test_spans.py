@@ -33,15 +33,22 @@ def told(made: OtlpSpans, exported: InMemorySpanExporter) -> dict[str, ReadableS
     return {span.name: span for span in exported.get_finished_spans()}
 
 
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def made(exported: InMemorySpanExporter, clock: ManualClock) -> OtlpSpans:
+    return OtlpSpans("paceline-test", "127.0.0.1:1", 1.0, clock=clock)
+
+
 def test_a_wall_clock_set_back_gives_no_negative_span(
-    monkeypatch: pytest.MonkeyPatch, exported: InMemorySpanExporter
+    monkeypatch: pytest.MonkeyPatch, exported: InMemorySpanExporter, made: OtlpSpans, clock: ManualClock
 ) -> None:
-    clock = ManualClock()
-    made = OtlpSpans("paceline-test", "127.0.0.1:1", 1.0, clock=clock)
     walls = chain(repeat(1000 * SECOND, 3), repeat(400 * SECOND))
     monkeypatch.setattr(spans.time, "time_ns", lambda: next(walls))
     request = made.begin("request", None, clock())
-    assert request is not None
     clock.advance(2.0)
     made.record("round", PARENT, clock() - 1.5, clock(), {})
     request.end(clock(), {})
@@ -51,11 +58,8 @@ def test_a_wall_clock_set_back_gives_no_negative_span(
 
 
 def test_a_pause_between_clock_readings_does_not_shift_a_span(
-    monkeypatch: pytest.MonkeyPatch, exported: InMemorySpanExporter
+    monkeypatch: pytest.MonkeyPatch, exported: InMemorySpanExporter, made: OtlpSpans, clock: ManualClock
 ) -> None:
-    clock = ManualClock()
-    made = OtlpSpans("paceline-test", "127.0.0.1:1", 1.0, clock=clock)
-
     def walls() -> Iterator[int]:
         for late in (0.5, 0.0, 0.25):
             now = clock()
