@@ -20,7 +20,7 @@ from tests.sim.toys import ToyModel, draft_config, draft_engine
 
 MODEL = ToyModel(VOCAB, seed=4)
 CONFIG = draft_config(support_mass=0.9)
-SETTINGS = machine_settings(25, 25)
+SETTINGS = machine_settings(35, 25)
 
 
 class DraftEngineMachine(EngineMachine):

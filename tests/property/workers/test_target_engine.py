@@ -27,7 +27,7 @@ from tests.sim.toys import ToyModel, own_choice, target_config
 
 MODEL = ToyModel(VOCAB, seed=3)
 DRAFT = MODEL.near(0.7)
-SETTINGS = machine_settings(25, 25)
+SETTINGS = machine_settings(40, 25)
 
 
 @dataclass
