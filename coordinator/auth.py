@@ -34,6 +34,8 @@ class Principal:
     max_sequences: int | None = None
     owes: int | None = None
     """Rate, in requests a minute, not yet charged for this call; None once charged, or without a limit."""
+    admin: bool = False
+    """May profile workers."""
 
 
 ANYBODY = Principal("")
@@ -102,7 +104,7 @@ class Gate:
         key = self._keys.find(token) if token else None
         if key is None:
             raise UnauthenticatedError("a valid API key is required")
-        return Principal(key.name, key.max_sequences, key.requests_per_minute)
+        return Principal(key.name, key.max_sequences, key.requests_per_minute, key.admin)
 
     def charged(self, caller: Principal) -> Principal:
         """The same caller after one request is charged to its rate, at most once a call.

@@ -15,6 +15,7 @@ from coordinator.api.chat_template import ChatTemplate
 from coordinator.api.conversations import Conversations
 from coordinator.api.grpc.auth import KeyInterceptor, make_gate, reload_on_hangup, warn_if_open
 from coordinator.api.grpc.calls import GrpcCallObserver
+from coordinator.api.grpc.profile import ProfileService
 from coordinator.api.grpc.service import GenerationService
 from coordinator.app import Coordinator
 from coordinator.telemetry.tracing import Tracer
@@ -31,7 +32,7 @@ from paceline.rpc.server.ports import client_port
 from paceline.rpc.server.server import FAREWELL_SECONDS, Server, tune_interpreter
 from paceline.telemetry.logs import configure_logging
 from paceline.telemetry.tracing import make_spans
-from paceline.v1 import generation_pb2_grpc
+from paceline.v1 import generation_pb2_grpc, profile_pb2_grpc
 
 if TYPE_CHECKING:
     from coordinator.api.http.server.server import HttpServer
@@ -68,6 +69,7 @@ async def _serve(config: CoordinatorConfig) -> None:
     http = _http_face(coordinator, config, template, most) if config.http else None
     service = GenerationService(coordinator, server, Conversations(coordinator, template), http)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server.grpc)
+    profile_pb2_grpc.add_ProfileServiceServicer_to_server(ProfileService(coordinator), server.grpc)
     if config.reflection:
         server.reflect(SERVICE)
 

@@ -46,7 +46,8 @@ from paceline.telemetry.logs import configure_logging, fields
 from paceline.telemetry.span_interface import Spans
 from paceline.telemetry.tracing import make_spans
 from paceline.telemetry.worker import WorkerObserver
-from paceline.v1 import common_pb2
+from paceline.v1 import common_pb2, profile_pb2_grpc
+from paceline.worker_profile import WorkerProfileService
 
 if TYPE_CHECKING:
     from paceline.telemetry.worker_metrics import MetricsServer
@@ -235,6 +236,8 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
     shell = WorkerShell(role, config, spans)
     server = Server(role.name, config.host, config.port, tls=config.tls, secret=secret)
     role.register(shell, server.grpc)
+    profiles = WorkerProfileService(shell.thread, guarded=secret is not None or config.tls is not None)
+    profile_pb2_grpc.add_ProfileServiceServicer_to_server(profiles, server.grpc)
     if config.reflection:
         server.reflect(role.service)
     loop = asyncio.get_running_loop()

@@ -21,13 +21,14 @@ from coordinator.workers.stream_protocol import StreamProtocol
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
 from paceline.core.security.secret import WorkerSecret
 from paceline.core.security.tls import Tls
+from paceline.rpc.codec.profile import ProfileCall
 from paceline.rpc.codec.status import from_rpc_error
 from paceline.rpc.security.auth import PeerRole
 from paceline.rpc.security.credentials import open_aio_channel
 from paceline.rpc.server.server import CHANNEL_OPTIONS
 from paceline.rpc.streams import unix_stream
 from paceline.rpc.streams.frame_split import framed
-from paceline.v1 import common_pb2
+from paceline.v1 import common_pb2, profile_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +129,12 @@ class Link:
             self._pending.clear()
             for frame in framed(commands, self.protocol.request):
                 self._stream.send(frame.SerializeToString())
+
+    def profile(self, seconds: float) -> Any:
+        """A call that streams a profile of the worker, for a link that is ready."""
+        assert self._channel is not None
+        request = ProfileCall(seconds).to_proto()
+        return profile_pb2_grpc.ProfileServiceStub(self._channel).Profile(request, metadata=self._metadata)
 
     def hang_up(self) -> None:
         """End the stream because the worker does not answer. The link then connects again."""

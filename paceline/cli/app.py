@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from paceline.cli.command import Commands, told_as
-from paceline.cli.commands import bench, certificates, chat, generate, keys, loadtest, plan, serve
+from paceline.cli.commands import bench, certificates, chat, generate, keys, loadtest, plan, profile, serve
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.supervisor import ChildFailedError
 
@@ -30,7 +30,7 @@ app = Commands(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (serve, generate, chat, keys, certificates, plan, bench, loadtest):
+for module in (serve, generate, chat, keys, certificates, plan, bench, loadtest, profile):
     module.register(app)
 
 

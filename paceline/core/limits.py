@@ -37,6 +37,13 @@ MAX_HEALTH_WATCHERS: Final = 256
 MAX_REQUEST_SECONDS: Final = 86_400.0
 """Age, waiting included, at which a request ends with DEADLINE_EXCEEDED."""
 
+MAX_PROFILE_SECONDS: Final = 10.0
+"""Duration of a profile. Gathering its events afterwards holds the worker up about as long on a GPU."""
+MAX_PROFILE_BYTES: Final = 64 * 1024 * 1024
+"""Size of a profile's gzipped trace."""
+MAX_WORKER_NAME_CHARACTERS: Final = 256
+"""Length of a worker's role or address in a request for a profile."""
+
 MAX_PROMPT_TOKENS: Final = 1_048_576
 """Checked before the model's own length, which is usually far smaller."""
 

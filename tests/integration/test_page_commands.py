@@ -50,6 +50,7 @@ RUN = (
     "paceline keys",
     "paceline loadtest",
     "paceline plan",
+    "paceline profile",
     "paceline status",
     "curl",
 )
@@ -76,7 +77,7 @@ PARSED: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "docker compose": (parsing.docker_compose, "needs an engine; test_compose.py runs what the services run"),
     "docker run": (parsing.docker_run, "needs an engine, and an image of others"),
     "paceline bench": (lambda words: parsing.paceline(("bench", *words)), "takes minutes to hours"),
-    "python -m": (parsing.python_module, "measures for minutes"),
+    "python -m": (parsing.python_module, "measures for minutes, or needs a GPU"),
 }
 """What does not run here: how it is parsed instead, and why it does not run. A command with `…` in it is
 parsed as well, whatever it is of `paceline`."""
@@ -114,6 +115,10 @@ FOREIGN_OPTIONS = {
     "--build": "docker compose",
     "--cpus": "docker run",
     "--index-url": "pip",
+    "--list": "tools.gpu_check",
+    "--minutes": "tools.gpu_check",
+    "--out": "tools.gpu_check",
+    "--pretend": "tools.gpu_check",
     "--seeds": "tests.sim.policy",
     "--no-x": "stands for any",
     "--x": "stands for any",

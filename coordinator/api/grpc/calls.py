@@ -18,14 +18,15 @@ from coordinator.telemetry.metrics import Metrics
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InvalidArgumentError
 from paceline.rpc.server.error_guard import refusal
-from paceline.v1 import generation_pb2
+from paceline.v1 import generation_pb2, profile_pb2
 
 PACKAGE = "/paceline."
 """Health checks and reflection are not client calls. All unregistered methods get one name with this prefix
 (safe_server.py)."""
 METHODS = frozenset(
     f"/{service.full_name}/{method.name}"
-    for service in generation_pb2.DESCRIPTOR.services_by_name.values()
+    for file in (generation_pb2, profile_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 )
 UNKNOWN = "unknown"

@@ -42,6 +42,7 @@ def add(
     max_sequences: Annotated[
         int | None, _limit("max_sequences", "Concurrent sequences; default no limit.")
     ] = None,
+    admin: Annotated[bool, typer.Option(flag("admin"), help="The key may profile workers.")] = False,
 ) -> None:
     """Create a key, print it and store its hash. The key is shown only once. SIGHUP makes a running
     coordinator reload the file."""
@@ -51,6 +52,7 @@ def add(
         sha256=digest(token),
         requests_per_minute=requests_per_minute,
         max_sequences=max_sequences,
+        admin=admin,
     )
     with _exclusive_access(api_keys):
         keys = read_keys(api_keys).keys if api_keys.exists() else ()
@@ -75,7 +77,7 @@ def list_keys(api_keys: File) -> None:
             )
             if value is not None
         ]
-        print(f"{key.name}: {', '.join(limits) or 'no limits'}")
+        print(f"{key.name}{' (admin)' * key.admin}: {', '.join(limits) or 'no limits'}")
 
 
 def remove(name: Name, api_keys: File) -> None:

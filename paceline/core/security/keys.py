@@ -1,7 +1,7 @@
 """API keys as stored: the hash, the holder's name and limits.
 
 A key is 256 random bits and cannot be guessed, so a plain SHA-256 is as safe as a slow hash. The file of keys
-is JSON: `{"keys": [{"name", "sha256", "requests_per_minute", "max_sequences"}, …]}`.
+is JSON: `{"keys": [{"name", "sha256", "requests_per_minute", "max_sequences", "admin"}, …]}`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,12 @@ class ApiKey:
     """Sequences running or waiting at a time; each prompt and each of its `n` completions counts. None sets
     no limit."""
 
+    admin: bool = False
+    """May profile workers (`paceline profile`)."""
+
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field."""
+        require(isinstance(self.admin, bool), "admin", "must be true or false")
         most = limits.MAX_KEY_NAME_CHARACTERS
         require(isinstance(self.name, str) and bool(_NAME.fullmatch(self.name)), "name", "must be a word")
         require(len(self.name) <= most, "name", f"at most {most} characters")
@@ -107,6 +111,9 @@ def parse(text: str) -> KeyRing:
 
 
 def render(ring: KeyRing) -> str:
-    """The file's content; unset limits are omitted."""
-    entries = [{name: value for name, value in asdict(key).items() if value is not None} for key in ring.keys]
+    """The file's content; unset limits are omitted, and `admin` unless it is true."""
+    entries = [
+        {name: value for name, value in asdict(key).items() if value not in (None, False)}
+        for key in ring.keys
+    ]
     return json.dumps({"keys": entries}, indent=2) + "\n"

@@ -7,6 +7,7 @@ most. The engine is notified at once, so that the step itself can react.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -78,6 +79,8 @@ class EngineThread(Generic[Command, Event]):
         self._outgoing: dict[Route, list[Any]] = {}
         self._passed_at = self._expired_at = clock()
         self.on_death: Callable[[], None] | None = None
+        self.around_step: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+        """Entered around each step. Only the engine thread may change it: a profile marks steps with it."""
 
     def start(self) -> None:
         """Start the thread; call once."""
@@ -113,8 +116,9 @@ class EngineThread(Generic[Command, Event]):
             device.make_current(self._device)  # new threads start on the first device
             while self._drain():
                 if self._engine.has_work:
-                    self._send(self._engine.step())
-                    self._flush()
+                    with self.around_step():
+                        self._send(self._engine.step())
+                        self._flush()
         except BaseException:
             log.exception("the engine thread died")
             if self.on_death is not None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 
 from paceline.core.errors import PermissionDeniedError
 from paceline.core.security.secret import WorkerSecret
+from paceline.rpc.security.credentials import is_loopback
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Check = Callable[[Context, str], None]
@@ -73,6 +75,15 @@ def names_of(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
     """The DNS names in the caller's certificate, which the handshake has verified."""
     found: Iterable[bytes] = context.auth_context().get("peer_dns", ())
     return [name.decode("utf-8", "replace") for name in found]
+
+
+def is_local_call(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
+    """True for a caller on this machine: by a loopback address or a Unix socket.
+
+    A proxy on this machine makes all of its callers local.
+    """
+    kind, _, place = unquote(context.peer()).partition(":")
+    return kind == "unix" or (kind in ("ipv4", "ipv6") and is_loopback(place.rpartition(":")[0]))
 
 
 def role_check(server: str) -> Check:

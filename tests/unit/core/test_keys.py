@@ -17,6 +17,7 @@ from paceline.core.security.keys import ApiKey, KeyRing, digest, parse, render
 
 ALICE = ApiKey(name="alice", sha256=digest("pl-alice"), requests_per_minute=60, max_sequences=4)
 BOB = ApiKey(name="bob.2", sha256=digest("pl-bob"))
+ADMIN = ApiKey(name="ops", sha256=digest("pl-ops"), admin=True)
 
 
 def test_a_key_is_found_by_its_exact_text_only() -> None:
@@ -114,3 +115,15 @@ def test_an_unreadable_key_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff")
     with pytest.raises(InvalidArgumentError, match="UTF-8"):
         read_keys(tmp_path / "bytes")
+
+
+def test_only_an_admin_key_is_written_as_one() -> None:
+    written = json.loads(render(KeyRing([ALICE, ADMIN])))["keys"]
+    assert [entry.get("admin") for entry in written] == [None, True]
+    assert parse(render(KeyRing([ALICE, ADMIN]))).keys == (ALICE, ADMIN)
+
+
+@pytest.mark.parametrize("value", [1, "true", None])
+def test_admin_is_true_or_false(value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="admin: must be true or false"):
+        ApiKey(name="ops", sha256=digest("pl-ops"), admin=value)

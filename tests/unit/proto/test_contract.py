@@ -54,8 +54,9 @@ def test_dependency_bounds_match_the_stubs() -> None:
 each_file = pytest.mark.parametrize("name", NAMES)
 
 
-def test_the_contract_has_its_four_files() -> None:
-    assert [f"paceline/v1/{name}.proto" for name in ("common", "draft", "generation", "target")] == NAMES
+def test_the_contract_has_its_files() -> None:
+    names = "common", "draft", "generation", "profile", "target"
+    assert [f"paceline/v1/{name}.proto" for name in names] == NAMES
 
 
 @pytest.mark.slow

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from harness.refusals import refused
 
 from paceline.core.config import CoordinatorConfig, TargetConfig
 from paceline.core.errors import PermissionDeniedError
 from paceline.core.security.tls import Tls
-from paceline.rpc.security.auth import PeerRole, check_call, is_open, roles_of
-from paceline.v1 import draft_pb2, generation_pb2, target_pb2
+from paceline.rpc.security.auth import PeerRole, check_call, is_local_call, is_open, roles_of
+from paceline.v1 import draft_pb2, generation_pb2, profile_pb2, target_pb2
 
 METHODS = [
     f"/{service.full_name}/{method.name}"
-    for package in (draft_pb2, generation_pb2, target_pb2)
+    for package in (draft_pb2, generation_pb2, profile_pb2, target_pb2)
     for service in package.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ] + [
@@ -108,3 +111,23 @@ def test_clients_may_go_without_certificates() -> None:
     config = CoordinatorConfig(targets=("a:1",), tokenizer="t", tls_certificate="c", tls_key="k")
     assert config.tls == Tls(certificate="c", key="k")
     assert config.worker_tls is None
+
+
+@pytest.mark.parametrize(
+    ("peer", "local"),
+    [
+        ("ipv4:127.0.0.1:4711", True),
+        ("ipv6:%5B::1%5D:4711", True),
+        ("ipv6:[::1]:4711", True),
+        ("unix:", True),
+        ("unix:%00name", True),
+        ("ipv4:10.0.0.7:4711", False),
+        ("ipv6:%5B2001:db8::1%5D:4711", False),
+        ("ipv6:%5B::ffff:10.0.0.7%5D:4711", False),
+        ("localhost:4711", False),
+        ("", False),
+    ],
+)
+def test_only_callers_on_this_machine_are_local(peer: str, local: bool) -> None:
+    context: Any = SimpleNamespace(peer=lambda: peer)
+    assert is_local_call(context) is local

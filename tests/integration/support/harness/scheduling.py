@@ -46,6 +46,7 @@ UNITS: dict[str, tuple[str, ...]] = {
         "integration/test_invariance.py",
         "integration/test_parity.py",
         "integration/test_probes.py",
+        "integration/test_profile.py",
         "integration/test_prompt_lookup.py",
         "integration/test_reports.py",
         "integration/test_rollback.py",

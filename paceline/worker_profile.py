@@ -1,0 +1,96 @@
+"""A worker's `ProfileService`: one profile of its engine thread at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from paceline.core.errors import InternalError, PacelineError, PermissionDeniedError, ResourceExhaustedError
+from paceline.engine.profiling import EngineProfile
+from paceline.engine.scheduling.engine_thread import EngineThread
+from paceline.rpc.codec.profile import profile_call_from_proto, profile_responses
+from paceline.rpc.security.auth import is_local_call
+from paceline.rpc.streams.worker_stream import ask
+from paceline.v1 import profile_pb2, profile_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+
+class WorkerProfileService(profile_pb2_grpc.ProfileServiceServicer):
+    """Profiles the engine thread for callers of this machine, or for those whom a secret or certificate
+    admits."""
+
+    def __init__(self, thread: EngineThread[Any, Any], *, guarded: bool) -> None:
+        """`guarded`: the port demands a secret or certificates."""
+        self._thread = thread
+        self._guarded = guarded
+        self._taking: asyncio.Task[bytes] | None = None
+
+    async def Profile(  # noqa: N802
+        self, request: profile_pb2.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[profile_pb2.ProfileResponse]:
+        """Profile for some seconds, then send the trace."""
+        if not (self._guarded or is_local_call(context)):
+            raise PermissionDeniedError(
+                "a worker without a secret or certificates is profiled for callers on its machine only"
+            )
+        call = profile_call_from_proto(request)
+        if self._taking is not None and not self._taking.done():
+            raise ResourceExhaustedError("this worker is taking a profile")
+        given_up = asyncio.Event()
+        self._taking = asyncio.create_task(self._take(call.seconds, given_up))
+        self._taking.add_done_callback(_seen)
+        try:
+            trace = await asyncio.shield(self._taking)
+        except asyncio.CancelledError:
+            given_up.set()  # the profiler must still be stopped, on the engine thread
+            raise
+        for response in profile_responses(trace):
+            yield response
+
+    async def _take(self, seconds: float, given_up: asyncio.Event) -> bytes:
+        """Profile, or stop at once when the caller is gone. Raises PacelineError."""
+        profile = EngineProfile()
+        await self._on_engine(lambda: self._begin(profile))
+        log.info("a profile of %g seconds is taken", seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await given_up.wait()
+        await self._on_engine(lambda: self._end(profile))
+        return b"" if given_up.is_set() else await asyncio.to_thread(profile.save)
+
+    def _begin(self, profile: EngineProfile) -> None:
+        profile.start()
+        self._thread.around_step = profile.step
+
+    def _end(self, profile: EngineProfile) -> None:
+        self._thread.around_step = contextlib.nullcontext
+        profile.stop()
+
+    async def _on_engine(self, action: Callable[[], None]) -> None:
+        """Run between two steps. An error there would end the engine thread, so it is raised here."""
+
+        def guarded() -> Exception | None:
+            try:
+                action()
+            except Exception as error:
+                return error
+            return None
+
+        error = await ask(self._thread, guarded)
+        if isinstance(error, PacelineError):
+            raise error
+        if error is not None:
+            log.error("the profiler failed", exc_info=error)
+            raise InternalError("the profiler failed")
+
+
+def _seen(task: asyncio.Task[bytes]) -> None:
+    """Its error is known: it has been raised, or nobody waits for the profile any more."""
+    if not task.cancelled():
+        task.exception()
