@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,34 @@ def test_both_images_differ_only_in_their_torch() -> None:
     assert "\nUSER paceline\n" in dockerfile
     assert "HEALTHCHECK" not in dockerfile
     assert 'ENTRYPOINT ["paceline"]' in dockerfile
+
+
+@pytest.mark.parametrize(
+    ("index", "installs"),
+    [
+        ("https://pypi.org/simple", True),
+        ("https://download.pytorch.org/whl/cu126", True),
+        ("https://download.pytorch.org/whl/cpu", False),
+    ],
+)
+def test_the_gpu_image_has_a_compiler(tmp_path: Path, index: str, installs: bool) -> None:
+    """Triton needs one. The instruction runs here, with programs that only tell what they are asked."""
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    last = dockerfile.rpartition("\nFROM ")[2]
+    assert "\nARG TORCH_INDEX\n" in last
+    (step,) = re.findall(r"^RUN (case (?:.*\\\n)+.*esac)$", last, re.MULTILINE)
+    for name in ("apt-get", "rm"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": str(tmp_path), "TORCH_INDEX": index}
+    done = subprocess.run(
+        ["/bin/sh", "-ec", step], env=environment, capture_output=True, text=True, check=True
+    )
+    packages = {word for line in done.stdout.splitlines() if " install " in line for word in line.split()}
+    assert ({"gcc", "libc6-dev"} <= packages) is installs
+    assert bool(done.stdout) is installs
+    (folder,) = re.findall(r"TRITON_CACHE_DIR=(\S+)", last)
+    assert folder.startswith("/home/paceline/.cache/")
 
 
 def test_each_image_is_built_once() -> None:
