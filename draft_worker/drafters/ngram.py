@@ -9,8 +9,8 @@ from typing import Final
 
 from draft_worker.drafters.interpolation import interpolated
 from draft_worker.drafters.tokens import Row, TextScorer
+from paceline.core import limits
 from paceline.core.config import DraftConfig
-from paceline.core.limits import MAX_NGRAM_TOKENS
 from paceline.engine.loading.build import Built
 
 MAX_CONTEXT: Final = 3
@@ -25,7 +25,7 @@ class NgramScorer:
     q interpolates the contexts at the text's end, from a uniform distribution on (interpolation.py).
     """
 
-    def __init__(self, vocabulary_size: int, window: int = MAX_NGRAM_TOKENS) -> None:
+    def __init__(self, vocabulary_size: int, window: int = limits.MAX_NGRAM_TOKENS) -> None:
         """`window`: the number of last tokens that count. Each costs up to three entries."""
         self._uniform = 1 / vocabulary_size
         self._window = window
