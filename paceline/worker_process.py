@@ -157,6 +157,9 @@ class WorkerShell:
             weight_bytes=built.weight_bytes,
             local_socket=self._local.path if self._local is not None else "",
         )
+        if (plan := built.memory_plan) is not None:
+            parts = {"weights": plan.weights, "cache": plan.cache, "recordings": plan.graphs}
+            info.memory.CopyFrom(common_pb2.MemoryInfo(total=plan.total, passes=plan.passes, **parts))
         info.cache.CopyFrom(await ask(self.thread, self._cache_info))
         return info
 

@@ -9,8 +9,13 @@ from paceline.telemetry.worker import WorkerObserver
 from paceline.worker_process import Role
 from paceline.worker_process import run as run_worker
 from target_worker.engine import TargetEngine
+from target_worker.largest import judge_largest
 from target_worker.service import FRAME_CODEC, register
 from target_worker.verify import warm_up
+
+
+def _load(config: TargetConfig) -> Built:
+    return build(config, judge_largest)
 
 
 def _make_engine(built: Built, config: TargetConfig, observer: WorkerObserver) -> TargetEngine:
@@ -27,7 +32,7 @@ def _make_engine(built: Built, config: TargetConfig, observer: WorkerObserver) -
     )
 
 
-ROLE = Role("target", "verify", "paceline.v1.TargetService", build, _make_engine, register, FRAME_CODEC)
+ROLE = Role("target", "verify", "paceline.v1.TargetService", _load, _make_engine, register, FRAME_CODEC)
 
 
 def run(config: TargetConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 
@@ -16,12 +17,15 @@ from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.support import draw_sparse
 from paceline.engine.cancel import CancelToken
 from paceline.engine.layout import BranchInput, SequenceInput
-from paceline.engine.loading.build import Built
+from paceline.engine.loading.build import Built, build
 from paceline.engine.multi_step import Chain, ChainInput
 from paceline.engine.scheduling.passes import Job, PassResult, run_pass
 from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.kv import Branch, Branching
 from paceline.telemetry.worker import Passes
+
+_RANKED: Final = 9
+"""Tokens that are ranked to draft ahead for several outcomes."""
 
 
 class ModelDrafter:
@@ -106,3 +110,17 @@ def warm_up(runner: DraftRunner) -> None:
     if runner.chain_skills is not None:
         runner.forward_chains([ChainInput(table, [0], 1)])
     table.free()
+
+
+def load(config: DraftConfig) -> Built:
+    """The model with a cache of what drawing leaves. Raises InvalidArgumentError naming the field."""
+
+    def draw_largest(logits: torch.Tensor) -> None:
+        """Draw from all rows in both ways, from scores that are a copy of the logits."""
+        scores, rows = logits / 2, len(logits)
+        streams = [0] * rows
+        u = uniforms(streams, streams, Purpose.DRAFT_DRAW, 1)[:, 0]
+        draw_sparse(scores, u, config.support_mass, config.support_bound)
+        ranked(scores, [CoupledNoise(0, 0)] * rows, _RANKED)
+
+    return build(config, draw_largest, chains=True)

@@ -7,17 +7,16 @@ from typing import Final
 from draft_worker.drafters import stacked
 from draft_worker.drafters.bigram import bigram
 from draft_worker.drafters.interface import DrafterKind
-from draft_worker.drafters.model import ModelDrafter
+from draft_worker.drafters.model import ModelDrafter, load
 from draft_worker.drafters.ngram import ngram
 from draft_worker.drafters.random_tokens import random_tokens
 from draft_worker.drafters.tokens import of_scorers
 from draft_worker.drafters.unigram import unigram
 from paceline.core.config import MODEL_DRAFTER, DraftConfig
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine.loading.build import build
 
 DRAFTERS: Final[dict[str, DrafterKind]] = {
-    MODEL_DRAFTER: DrafterKind(build, ModelDrafter.of),
+    MODEL_DRAFTER: DrafterKind(load, ModelDrafter.of),
     "unigram": of_scorers(unigram, may_lack_context=False, reads_corpus=True),
     "bigram": of_scorers(bigram, reads_corpus=True),
     "ngram": of_scorers(ngram),

@@ -16,6 +16,7 @@ from paceline.client.results import (
 from paceline.client.server_status import (
     CacheInfo,
     CoordinatorStatus,
+    MemoryInfo,
     Model,
     ServerStatus,
     WorkerInfo,
@@ -66,6 +67,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "Logprob",
+    "MemoryInfo",
     "Model",
     "NotFoundError",
     "PacelineError",

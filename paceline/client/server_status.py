@@ -66,6 +66,20 @@ class CacheInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """How a worker divides its GPU's memory, in bytes: planned when it was loaded."""
+
+    total: int
+    """The whole GPU's, that of other processes included."""
+    weights: int
+    cache: int
+    recordings: int
+    """The most that recorded passes take."""
+    passes: int
+    """The most that one pass and what follows it take: activations, logits, samples."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A worker's latest report about itself."""
 
@@ -87,6 +101,8 @@ class WorkerInfo:
     """Path of the worker's additional Unix socket; empty without one."""
     weight_bytes: int
     """Bytes of weights read by one decode step."""
+    memory: MemoryInfo | None = None
+    """None without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,5 +197,6 @@ def status_from_proto(response: generation_pb2.GetStatusResponse) -> ServerStatu
 def _worker(message: generation_pb2.WorkerStatus) -> WorkerStatus:
     info = None
     if message.HasField("info"):
-        info = mirror(WorkerInfo, message.info, cache=mirror(CacheInfo, message.info.cache))
+        memory = mirror(MemoryInfo, message.info.memory) if message.info.HasField("memory") else None
+        info = mirror(WorkerInfo, message.info, cache=mirror(CacheInfo, message.info.cache), memory=memory)
     return mirror(WorkerStatus, message, state=_STATES.get(message.state, WorkerState.UNKNOWN), info=info)

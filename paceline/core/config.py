@@ -70,8 +70,8 @@ class WorkerConfig:
     num_blocks: int | None = None
     """Blocks of the cache; None derives the number from free memory."""
     gpu_memory_utilization: float | None = None
-    """Share of the GPU's total memory for weights and cache; None gives the cache 85 % of the memory that is
-    free after loading the weights."""
+    """Share of the GPU's total memory for this worker; None gives all but the weights 85 % of the memory that
+    is free after loading them."""
     max_model_len: int | None = None
     """Longest sequence; None takes the model's own length. A target refuses a greater value, a draft falls
     back to its own length."""

@@ -16,8 +16,8 @@ from paceline.kv import BlockPool, CopyBlock
 
 DEFAULT_BLOCK_SIZE: Final = 16
 
-_MEMORY_SHARE: Final = {"cpu": 0.25, "cuda": 0.85}
-"""Share of the free memory that a cache takes by default. On a CPU, other processes need memory too."""
+_MEMORY_SHARE: Final = 0.25
+"""Share of the machine's free memory that a cache takes by default: other processes need memory too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +155,9 @@ def num_blocks_for(
     return memory_bytes // block
 
 
-def default_memory_bytes(device: torch.device | str) -> int:
-    """The default bytes of a KV cache: a share of `device`'s free memory."""
-    device = torch.device(device)
-    share = _MEMORY_SHARE.get(device.type, 0.5)
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * share)
+def default_memory_bytes() -> int:
+    """The default bytes of a KV cache on a CPU: a share of the free memory."""
     available = available_bytes()
     if available is None:
         raise InvalidArgumentError("num_blocks", "must be given: this system does not report its free memory")
-    return int(available * share)
+    return int(available * _MEMORY_SHARE)

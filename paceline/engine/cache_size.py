@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from transformers import AutoConfig
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine.cache import default_memory_bytes
+from paceline.engine.cache import LayerLayout, default_memory_bytes, num_blocks_for
 from paceline.engine.device import free_bytes
 
 log = logging.getLogger(__name__)
@@ -17,35 +18,17 @@ log = logging.getLogger(__name__)
 _GIB: Final = 1 << 30
 
 
-def memory_for_cache(device: torch.device, share: float | None) -> int:
-    """Bytes for a cache whose number of blocks is not given.
+def num_blocks_on_cpu(
+    layers: Sequence[LayerLayout], block_size: int, dtype: torch.dtype, share: float | None
+) -> int:
+    """Number of blocks that fit into the default share of this machine's free memory.
 
-    `share` is the part of a GPU's total memory for this process: its weights, which are loaded, and its
-    cache. Without `share`, the cache takes a fixed part of the free memory.
-
-    Raises InvalidArgumentError naming `gpu_memory_utilization` if the share leaves no room or exceeds the
-    free memory.
+    `share` is that of a GPU, which has no meaning here. Raises InvalidArgumentError naming `num_blocks`.
     """
-    if share is None:
-        return default_memory_bytes(device)
-    if device.type != "cuda":
-        # `auto` found no GPU, and a share of a GPU does not apply to this machine's memory.
-        log.warning("--gpu-memory-utilization applies to GPUs only, and this worker computes on %s", device)
-        return default_memory_bytes(device)
-    free, total = torch.cuda.mem_get_info(device)
-    allowed, held = int(total * share), torch.cuda.memory_reserved(device)
-    asked = f"{share:g} of the {_gib(total)} of {device} are {_gib(allowed)}"
-    if allowed <= held:
-        raise InvalidArgumentError(
-            "gpu_memory_utilization", f"{asked}, and the weights alone take {_gib(held)}: ask for more"
-        )
-    if allowed - held > free:
-        raise InvalidArgumentError(
-            "gpu_memory_utilization",
-            f"{asked}; the weights take {_gib(held)} of it, and only {_gib(free)} are free for the rest: "
-            f"ask for at most {(held + free) / total:.2f}, or stop other processes on this device",
-        )
-    return allowed - held
+    if share is not None:
+        # `auto` found no GPU.
+        log.warning("--gpu-memory-utilization applies to GPUs only, and this worker computes on the CPU")
+    return num_blocks_for(default_memory_bytes(), layers, block_size, dtype)
 
 
 def check_fits(num_blocks: int, block_size: int, block_bytes: int, device: torch.device) -> None:

@@ -14,6 +14,7 @@ from paceline.engine.backends.interface import Backend
 from paceline.engine.cache import PagedCache
 from paceline.engine.cancel import CancelToken
 from paceline.engine.layout import BranchInput, PassLayout, SequenceInput
+from paceline.engine.memory_plan import MemoryPlan
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.engine.state.paged import PagedStates
 from paceline.kv import BlockTable, Branch
@@ -35,8 +36,11 @@ class ModelRunner:
         *,
         vocab_size: int | None = None,
         max_model_len: int | None = None,
+        memory_plan: MemoryPlan | None = None,
     ) -> None:
         """`vocab_size` cuts off padded logits; None keeps the width of the model's output layer."""
+        self.memory_plan = memory_plan
+        """What was planned on its GPU; None elsewhere."""
         config = model.config.get_text_config(decoder=True)
         if len(cache.layers) != config.num_hidden_layers:
             raise InvalidArgumentError("model", "does not have the layers the cache was made for")

@@ -110,9 +110,9 @@ class StackOptions:
     draft_num_blocks: int | None = None
     """Blocks of the draft's cache."""
     gpu_memory_utilization: float | None = None
-    """Share of each GPU's total memory for weights and caches of the workers on it; two workers on one GPU
-    divide it. By default a cache takes 85 % of the free memory; on a shared GPU, weights and caches of both
-    workers take 85 % of the total memory."""
+    """Share of each GPU's total memory for the workers on it; two workers on one GPU
+    divide it. By default, all but the weights takes 85 % of the free memory; on a shared GPU, both workers
+    take 85 % of the total memory."""
     target_gpu_memory_utilization: float | None = None
     """The target's own share of its GPU."""
     draft_gpu_memory_utilization: float | None = None

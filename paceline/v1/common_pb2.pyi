@@ -597,6 +597,42 @@ class CacheInfo(_message.Message):
 Global___CacheInfo: _TypeAlias = CacheInfo  # noqa: Y015
 
 @_typing.final
+class MemoryInfo(_message.Message):
+    """How a worker divides its GPU's memory, in bytes: planned when it was loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOTAL_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
+    RECORDINGS_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    """The whole GPU's, that of other processes included."""
+    weights: _builtins.int
+    cache: _builtins.int
+    recordings: _builtins.int
+    """The most that recorded passes take."""
+    passes: _builtins.int
+    """The most that one pass and what follows it take: activations, logits, samples."""
+    def __init__(
+        self,
+        *,
+        total: _builtins.int = ...,
+        weights: _builtins.int = ...,
+        cache: _builtins.int = ...,
+        recordings: _builtins.int = ...,
+        passes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "passes", b"passes", "recordings", b"recordings", "total", b"total", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryInfo: _TypeAlias = MemoryInfo  # noqa: Y015
+
+@_typing.final
 class WorkerInfo(_message.Message):
     """What a worker is and has."""
 
@@ -618,6 +654,7 @@ class WorkerInfo(_message.Message):
     NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
     LOCAL_SOCKET_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     role: _builtins.str
     """"target" or "draft"."""
@@ -643,6 +680,10 @@ class WorkerInfo(_message.Message):
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def cache(self) -> Global___CacheInfo: ...
+    @_builtins.property
+    def memory(self) -> Global___MemoryInfo:
+        """Not set by a worker without a GPU."""
+
     def __init__(
         self,
         *,
@@ -662,10 +703,11 @@ class WorkerInfo(_message.Message):
         num_parameters: _builtins.int = ...,
         local_socket: _builtins.str = ...,
         weight_bytes: _builtins.int = ...,
+        memory: Global___MemoryInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "local_socket", b"local_socket", "max_model_len", b"max_model_len", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "num_parameters", b"num_parameters", "process_id", b"process_id", "protocol_version", b"protocol_version", "role", b"role", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "local_socket", b"local_socket", "max_model_len", b"max_model_len", "max_speculative_tokens", b"max_speculative_tokens", "memory", b"memory", "model", b"model", "num_parameters", b"num_parameters", "process_id", b"process_id", "protocol_version", b"protocol_version", "role", b"role", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,6 +53,11 @@ class Captures:
         """Another stream is current than at first."""
         return self._stream is not self._first_stream
 
+    @property
+    def pool(self) -> Pool | None:
+        """The memory that the open capture takes."""
+        return next((pool for pool, tape in self._underway.items() if tape is self.open), None)
+
     def wait(self, why: str, place: str) -> None:
         """Raises RuntimeError where the host must not wait."""
         if self.open is not None:

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from paceline.decoding.cuda import kernels
 from tests.cuda import gumbel_kernels
 from tests.cuda.captures import Captures, Pool
+from tests.cuda.card import CardMemory
 
 aten: Final = torch.ops.aten
 CPU: Final = torch.device("cpu")
@@ -88,6 +89,7 @@ class PretendedTensor(torch.Tensor):
                 device=device,
             )
         new.inside = inside
+        device_now().hold(new)
         return new
 
     @classmethod
@@ -200,8 +202,7 @@ class PretendedCuda(TorchDispatchMode):
         self.waits_so_far = 0
         """Whatever is counted."""
         self.captures = Captures()
-        self.full: Callable[[], bool] = lambda: False
-        """Asked at each operation that allocates: whether the device is out of memory."""
+        self.memory = CardMemory()
         self._counts_outside = self.counts
         """While something is recorded, those of what is not."""
         self._current_index = 0
@@ -268,8 +269,6 @@ class PretendedCuda(TorchDispatchMode):
             self._count_work(op, bare_args, bare_kwargs, out)
         if _writes_first(op):
             return args[0]
-        if device.type == "cuda" and self.full():
-            raise torch.OutOfMemoryError("CUDA out of memory.")
         if "out" in kwargs:
             return kwargs["out"]
         if device.type != "cuda":
@@ -349,15 +348,21 @@ class PretendedCuda(TorchDispatchMode):
             "current_device": lambda: self._current_index,
             "set_device": self._set_device,
             "get_device_capability": lambda *_: (9, 0),
-            "mem_get_info": lambda *_: (1 << 34, 1 << 34),
-            "memory_reserved": lambda *_: 0,
-            "memory_allocated": lambda *_: 0,
             "synchronize": lambda *_: self.wait("synchronize"),
-            "empty_cache": lambda: None,
             "Event": lambda **_: _Event(),
             "CUDAGraph": _Tape,
             **self.captures.instead_of_cuda(),
+            **self.memory.instead_of_cuda(self._index_of),
         }
+
+    def hold(self, tensor: PretendedTensor) -> None:
+        """A tensor takes memory of its device, or of the pool that is being recorded in."""
+        self.memory.hold(tensor, tensor.inside, self._index_of(tensor.device), self.captures.pool)
+
+    def _index_of(self, device: torch.device | int | None) -> int:
+        if isinstance(device, int):
+            return device
+        return self._current_index if device is None or device.index is None else device.index
 
     def _set_device(self, device: torch.device | int) -> None:
         self._current_index = device if isinstance(device, int) else device.index or 0
@@ -369,9 +374,12 @@ class PretendedCuda(TorchDispatchMode):
 
     def end_capture(self, tape: _Tape) -> None:
         """What is done from now on counts again."""
+        pool = self.captures.pool
         if self.captures.open is tape:
             self.counts = self._counts_outside
         self.captures.end(tape)
+        assert pool is not None
+        self.memory.keep_graph(tape, pool)
 
 
 class _Event:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.engine.backends.captured import CudaGraphs
-from paceline.engine.backends.captured.refusals import MORE_FREE, USES_BEFORE_RETRY
+from paceline.engine.backends.captured import CudaGraphs, refusals
+from paceline.engine.backends.captured.refusals import MORE_FREE
 from paceline.engine.backends.captured.static_inputs import StaticInputs
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.layout import SequenceInput
@@ -24,6 +24,13 @@ from tests.unit.engine.test_runner import CONFIGS
 
 DEVICE = torch.device("cuda:1")
 Reads = Callable[[Tensor], object]
+USES = 8
+"""Of a bucket before it is tried again."""
+
+
+@pytest.fixture(autouse=True)
+def _early_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "USES_BEFORE_RETRY", USES)
 
 
 def llama(device: torch.device = DEVICE) -> ModelRunner:
@@ -110,16 +117,16 @@ def test_out_of_memory_concerns_one_bucket_until_memory_is_back(
     step(runner, 8)
     emptied.clear()
     captures = cuda.captures
-    cuda.full = lambda: captures.open is not None if in_capture else captures.elsewhere
+    cuda.memory.full = lambda: captures.open is not None if in_capture else captures.elsewhere
     with caplog.at_level(logging.WARNING):
         check_answers(runner, 8)
-    cuda.full = lambda: False
+    cuda.memory.full = lambda: False
     cuda.captures.check_sound()
     assert len(emptied) == 1 + in_capture
     (told,) = caplog.messages
     assert "sequences=8" in told
     assert "ran out of memory" in told
-    for _ in range(2 * USES_BEFORE_RETRY):
+    for _ in range(2 * USES):
         step(runner, 8)
     assert captured_of(runner).num_recorded == recorded, "no more memory is free"
     assert launches(runner, cuda, 2) == 3
@@ -127,7 +134,7 @@ def test_out_of_memory_concerns_one_bucket_until_memory_is_back(
         step(runner, 4)
     assert captured_of(runner).num_recorded == recorded + 1, "other buckets are recorded"
     free[0] += MORE_FREE
-    for _ in range(USES_BEFORE_RETRY):
+    for _ in range(USES):
         step(runner, 8)
     assert captured_of(runner).num_recorded == recorded + 2
     assert captured_of(runner).usable
@@ -146,12 +153,12 @@ def test_retries_become_rarer_with_each_failure(cuda: PretendedCuda, monkeypatch
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (free[0], 1 << 34))
     runner = llama()
-    cuda.full = full
-    for number in range(4 + 7 * USES_BEFORE_RETRY):
+    cuda.memory.full = full
+    for number in range(4 + 7 * USES):
         free[0] += MORE_FREE
         steps.append(number)
         step(runner, 2)
-    assert tried == [2 + n * USES_BEFORE_RETRY for n in (0, 1, 3, 7)]
+    assert tried == [2 + n * USES for n in (0, 1, 3, 7)]
 
 
 def test_a_capture_that_becomes_invalid_leaves_others_possible(

@@ -14,6 +14,7 @@ from draft_worker.engine import DraftEngine
 from paceline.core.clock import ManualClock
 from paceline.core.config import DraftConfig, TargetConfig
 from paceline.engine.loading.build import _recorders
+from paceline.engine.loading.measuring import PeakLoad
 from paceline.engine.loading.model import make_runner, prepare, random_model
 from paceline.engine.runner import ModelRunner
 from target_worker.engine import TargetEngine
@@ -23,6 +24,7 @@ from tests.unit.grammar.tiny import END, VOCAB, grammars
 MAX_LEN: Final = 128
 NUM_BLOCKS: Final = 128
 BLOCK_SIZE: Final = 16
+SMALL: Final = PeakLoad(rows=64, sequences=8)
 DISTANCE: Final = 0.03
 """What the draft's weights differ by from the target's: some draft tokens are accepted, and some are not."""
 
@@ -38,7 +40,17 @@ class Models:
 @functools.cache
 def models_on(device: torch.device) -> Models:
     """To be called with the pretended device entered, unless it is a CPU."""
-    return Models(new_runner(_llama(), device), new_runner(_llama(DISTANCE), device))
+    return Models(new_runner(target_model(), device), new_runner(draft_model(), device))
+
+
+def target_model() -> Any:
+    """The target's weights on a CPU."""
+    return _llama()
+
+
+def draft_model() -> Any:
+    """The draft's."""
+    return _llama(DISTANCE)
 
 
 def _llama(distance: float = 0.0) -> Any:
@@ -62,13 +74,22 @@ def _llama(distance: float = 0.0) -> Any:
     return model
 
 
-def new_runner(model: Any, device: torch.device) -> ModelRunner:
+def new_runner(
+    model: Any,
+    device: torch.device,
+    *,
+    num_blocks: int | None = NUM_BLOCKS,
+    share: float | None = None,
+    load: PeakLoad = SMALL,
+) -> ModelRunner:
     """A runner as a worker makes it: recorded by what records on a CUDA device."""
     if device == CPU:
         return make_runner(model, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     return make_runner(
         prepare(model.to(device)),
-        num_blocks=NUM_BLOCKS,
+        num_blocks=num_blocks,
+        memory_share=share,
+        load=load,
         block_size=BLOCK_SIZE,
         backends=("torch", "fused_eager"),
         new_recorder=_recorders(device),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from paceline import assets
 from paceline.core.config import DraftConfig, WorkerConfig
@@ -18,6 +19,7 @@ from paceline.engine.backends.captured import CudaGraphs, Recorder
 from paceline.engine.backends.registry import BACKENDS
 from paceline.engine.cache_size import check_before_weights
 from paceline.engine.device import is_out_of_memory, keep_attention_from_cudnn, make_current
+from paceline.engine.loading.measuring import PeakLoad
 from paceline.engine.loading.model import (
     DTYPES,
     LoadedModel,
@@ -25,6 +27,7 @@ from paceline.engine.loading.model import (
     load_vocabulary,
     make_runner,
 )
+from paceline.engine.memory_plan import MemoryPlan
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockPool
 from paceline.telemetry.steps import step
@@ -55,6 +58,11 @@ class Built:
         return torch.float32 if self.runner is None else self.runner.dtype
 
     @property
+    def memory_plan(self) -> MemoryPlan | None:
+        """What was planned on its GPU; None without one."""
+        return None if self.runner is None else self.runner.memory_plan
+
+    @property
     def pool(self) -> BlockPool | None:
         """The blocks of its cache; None without one."""
         return None if self.runner is None else self.runner.cache.pool
@@ -77,17 +85,21 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def build(config: WorkerConfig) -> Built:
+def build(
+    config: WorkerConfig, decide: Callable[[Tensor], object] = lambda logits: None, *, chains: bool = False
+) -> Built:
     """Load the model and make its cache. The calling thread then works on their device.
 
-    Raises InvalidArgumentError naming the field.
+    On a GPU the cache gets what the largest pass leaves, and what follows it: `decide` is called once with
+    float32 [rows, vocabulary]. `chains`: the worker draws chains. Raises InvalidArgumentError naming the
+    field.
     """
     _prepare_process(config)
     device = choose_device(config.device)
     make_current(device)
     keep_attention_from_cudnn(device)
     try:
-        return _build_on(device, config)
+        return _build_on(device, config, decide, chains)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -120,7 +132,9 @@ def _prepare_process(config: WorkerConfig) -> None:
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
 
 
-def _build_on(device: torch.device, config: WorkerConfig) -> Built:
+def _build_on(
+    device: torch.device, config: WorkerConfig, decide: Callable[[Tensor], object], chains: bool
+) -> Built:
     name = assets.resolve(config.model)
     if config.num_blocks is not None:
         check_before_weights(
@@ -146,6 +160,7 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         memory_share=config.gpu_memory_utilization,
+        load=PeakLoad(config.max_batch_tokens, config.max_sequences, chains, decide),
         max_model_len=max_model_len,
         backends=BACKENDS,
         deterministic=config.deterministic,

@@ -20,21 +20,22 @@ from transformers.utils.hub import cached_file
 from paceline.assets.causes import cause_of
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
-from paceline.core.limits import MAX_RUNNING_SEQUENCES
 from paceline.engine.backends.attention import IMPLEMENTATION, inspect_attention
 from paceline.engine.backends.captured import Recorder, room_for_logits
 from paceline.engine.backends.interface import ServedModel
-from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, bytes_per_block, num_blocks_for
-from paceline.engine.cache_size import check_fits, memory_for_cache
+from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, bytes_per_block
 from paceline.engine.loading.backend_choice import choose_backend, recorded_backend
 from paceline.engine.loading.checkpoint import check_weights, refuse_single_file
+from paceline.engine.loading.measuring import PeakLoad
 from paceline.engine.loading.scaled import scaled
 from paceline.engine.loading.self_check import logits_of_transformers, tokens_to_compare
+from paceline.engine.loading.sizing import cache_size
 from paceline.engine.runner import ModelRunner, max_length_of, output_width
 from paceline.telemetry.steps import step
 
 log = logging.getLogger(__name__)
 
+_LOAD = PeakLoad()
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -179,8 +180,8 @@ def make_runner(
     *,
     block_size: int | None = None,
     num_blocks: int | None = None,
-    memory_bytes: int | None = None,
     memory_share: float | None = None,
+    load: PeakLoad = _LOAD,
     max_model_len: int | None = None,
     backends: Iterable[str] = ("torch",),
     deterministic: bool = False,
@@ -188,7 +189,7 @@ def make_runner(
 ) -> ModelRunner:
     """A runner with a cache of `num_blocks`, or sized by memory.
 
-    Without `num_blocks`, the cache takes `memory_bytes`, or the `memory_share` of a GPU, or free memory.
+    Without `num_blocks`, the cache takes what `load` leaves of the `memory_share` of a GPU, or free memory.
     `block_size` None is 16; the model's length makes the cache "slotted", one block a sequence. A cache sized
     by memory never has more blocks than all sequences the server admits could fill. Before the runner is
     returned, it is compared with transformers on a few tokens. A model with other logits here (one that
@@ -205,21 +206,6 @@ def make_runner(
     size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
     longest = max_model_len or max_length_of(model.config)
     _refuse_changing_positions(model.config, longest)
-    room = None
-    if new_recorder is not None:
-        # Before the cache takes its share of the remaining memory.
-        room = room_for_logits(output_width(model), model.dtype, model.device)
-    if num_blocks is None:
-        memory = memory_for_cache(model.device, memory_share) if memory_bytes is None else memory_bytes
-        num_blocks = min(
-            num_blocks_for(memory, layers, size, model.dtype),
-            MAX_RUNNING_SEQUENCES * -(-longest // size),
-        )
-    else:
-        check_fits(num_blocks, size, bytes_per_block(layers, size, model.dtype), model.device)
-    block_bytes = bytes_per_block(layers, size, model.dtype)
-    step("making a cache of %d blocks, %.1f GiB", num_blocks, num_blocks * block_bytes / (1 << 30))
-    cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
     vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
     step("comparing the model with transformers on a few tokens")
     expected = logits_of_transformers(model)
@@ -227,6 +213,23 @@ def make_runner(
     positions = max(longest, len(tokens_to_compare(model)))
     served = ServedModel(model, layers, positions, vocab_size or output_width(model), deterministic)
     backend = choose_backend(served, backends, expected)
+    room = None
+    if new_recorder is not None:
+        room = room_for_logits(output_width(model), model.dtype, model.device)
+    # Only now, when the backend has joined or packed the weights.
+    size_of_cache = cache_size(
+        served,
+        backend,
+        load,
+        block_size=size,
+        num_blocks=num_blocks,
+        share=memory_share,
+        recorded=room is not None,
+        longest=longest,
+    )
+    num_blocks, block_bytes = size_of_cache.num_blocks, bytes_per_block(layers, size, model.dtype)
+    step("making a cache of %d blocks, %.1f GiB", num_blocks, num_blocks * block_bytes / (1 << 30))
+    cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
     if new_recorder is not None and room is not None:
         backend = recorded_backend(served, backend, cache, expected, new_recorder, room, longest)
     if deterministic and not backend.skills.row_invariant:
@@ -235,7 +238,14 @@ def make_runner(
             f"is not supported for {type(model).__name__} in {str(model.dtype).removeprefix('torch.')} on "
             f"{model.device.type}; it requires a float32 model of the Llama family on a CPU",
         )
-    return ModelRunner(model, cache, backend, vocab_size=vocab_size, max_model_len=max_model_len)
+    return ModelRunner(
+        model,
+        cache,
+        backend,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        memory_plan=size_of_cache.plan,
+    )
 
 
 def random_model(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:

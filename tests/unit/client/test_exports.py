@@ -103,12 +103,25 @@ def test_status_has_every_field_of_the_message() -> None:
         "SpeculativeDecoding": generation_pb2.SpeculativeDecoding,
         "WorkerInfo": common_pb2.WorkerInfo,
         "CacheInfo": common_pb2.CacheInfo,
+        "MemoryInfo": common_pb2.MemoryInfo,
     }
     for name, message in pairs.items():
         ours = {field.name for field in dataclasses.fields(getattr(paceline.client, name))}
         # K and whether it is `auto` are one value to users.
         theirs = {field.name for field in message.DESCRIPTOR.fields} - {"auto_num_speculative_tokens"}
         assert ours == theirs, name
+
+
+def test_a_worker_reports_memory_only_with_a_gpu() -> None:
+    memory = common_pb2.MemoryInfo(total=24, weights=16, cache=2, recordings=1, passes=3)
+    for info, expected in (
+        (common_pb2.WorkerInfo(), None),
+        (common_pb2.WorkerInfo(memory=memory), paceline.client.MemoryInfo(24, 16, 2, 1, 3)),
+    ):
+        worker = generation_pb2.WorkerStatus(info=info)
+        (told,) = status_from_proto(generation_pb2.GetStatusResponse(workers=[worker])).workers
+        assert told.info is not None
+        assert told.info.memory == expected
 
 
 def test_status_tells_if_k_is_automatic() -> None:

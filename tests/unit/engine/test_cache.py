@@ -48,4 +48,4 @@ def test_the_number_of_fitting_blocks_is_computed() -> None:
 
 
 def test_free_memory_is_known() -> None:
-    assert default_memory_bytes("cpu") > 1024 * 1024
+    assert default_memory_bytes() > 1024 * 1024

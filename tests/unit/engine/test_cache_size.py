@@ -10,12 +10,12 @@ from paceline import assets
 from paceline.core.config import TargetConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine.backends.attention import inspect_attention
-from paceline.engine.cache_size import check_fits, memory_for_cache, numbers_per_position
+from paceline.engine.cache import LayerLayout
+from paceline.engine.cache_size import check_fits, num_blocks_on_cpu, numbers_per_position
 from paceline.engine.loading import build as build_module
 from paceline.engine.loading.model import load_model
 
 CUDA = torch.device("cuda:0")
-CPU = torch.device("cpu")
 GIB = 1 << 30
 
 
@@ -27,28 +27,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 10 * GIB)
 
 
-@pytest.mark.usefixtures("gpu")
-def test_a_share_is_of_the_whole_gpu_less_the_weights() -> None:
-    assert memory_for_cache(CUDA, 0.5) == 30 * GIB
-    assert memory_for_cache(CUDA, None) == int(62 * GIB * 0.85)
-
-
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(
-    ("share", "said"),
-    [
-        (0.1, r"0\.1 of the 80\.0 GiB of cuda:0 are 8\.0 GiB, and the weights alone take 10\.0 GiB"),
-        (0.95, r"only 62\.0 GiB are free for the rest: ask for at most 0\.90"),
-    ],
-)
-def test_an_impossible_share_is_reported_in_bytes(share: float, said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said) as refused:
-        memory_for_cache(CUDA, share)
-    assert refused.value.field == "gpu_memory_utilization"
-
-
 def test_a_share_without_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    assert memory_for_cache(CPU, 0.5) > 0
+    assert num_blocks_on_cpu((LayerLayout(2, 8, 8, None),), 16, torch.float32, 0.5) > 0
     assert "--gpu-memory-utilization applies to GPUs only" in caplog.text
 
 

@@ -75,8 +75,8 @@ def test_a_saved_model_loads_and_runs(tmp_path: Path) -> None:
     assert not loaded.model.training
     assert (loaded.vocab_size, loaded.max_model_len) == (8, 32)
     assert loaded.eos_token_ids == {5, 7}
-    runner = make_runner(loaded, memory_bytes=1 << 20)
-    assert runner.cache.num_blocks == (1 << 20) // runner.cache.bytes_per_block
+    runner = make_runner(loaded, num_blocks=64)
+    assert runner.cache.num_blocks == 64
     assert runner.forward([SequenceInput(runner.new_table(), [1, 2, 3], 2)]).shape == (2, 8)
     slotted = make_runner(loaded, block_size=32, num_blocks=2)
     assert slotted.cache.block_size == slotted.max_model_len

@@ -77,7 +77,7 @@ def test_available_memory_is_the_least_of_machine_and_groups(
     """A container may have less memory than the machine."""
     write(system, {"own": own} | files)
     assert available_bytes() == available
-    assert default_memory_bytes("cpu") == available // 4
+    assert default_memory_bytes() == available // 4
 
 
 def test_without_memory_figures_num_blocks_is_required(system: Path) -> None:
@@ -85,5 +85,5 @@ def test_without_memory_figures_num_blocks_is_required(system: Path) -> None:
     (system / "meminfo").unlink()
     assert available_bytes() is None
     with pytest.raises(InvalidArgumentError, match="must be given") as refused:
-        default_memory_bytes("cpu")
+        default_memory_bytes()
     assert refused.value.field == "num_blocks"

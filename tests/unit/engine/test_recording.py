@@ -6,6 +6,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -208,22 +209,22 @@ def test_logits_wider_than_the_weights_keep_their_bits(models: Models, reference
 
 def test_logits_get_room_before_the_cache_is_sized(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    make, free = room_for_logits, loading.memory_for_cache
+    make, size = room_for_logits, loading.cache_size
 
     def room(*args: Any) -> Tensor:
         order.append("room")
         return make(*args)
 
-    def memory(device: Any, share: float | None) -> int:
-        order.append("memory")
-        return min(free(device, share), 2**20)
+    def sized(*args: Any, **more: Any) -> Any:
+        order.append("size")
+        return replace(size(*args, **more), num_blocks=64)
 
     monkeypatch.setattr(loading, "room_for_logits", room)
-    monkeypatch.setattr(loading, "memory_for_cache", memory)
+    monkeypatch.setattr(loading, "cache_size", sized)
     monkeypatch.setattr("paceline.engine.backends.captured.backend.ROWS", (1,))
     results: list[Tensor] = []
     runner = make_runner(models("llama"), new_recorder=lambda: keeping(results))
-    assert order == ["room", "memory"]
+    assert order == ["room", "size"]
     assert captured_of(runner).usable
     assert len({result.untyped_storage().data_ptr() for result in results}) == 1, "the same for both"
     assert runner.forward([SequenceInput(runner.new_table(), [1], 1)]).shape == (1, VOCAB)

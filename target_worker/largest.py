@@ -1,0 +1,44 @@
+"""The judgement that takes the most memory, to be measured before the cache is sized."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from torch import Tensor
+
+from paceline.core.types import Proposal, SamplingParams, SequenceParams, SparseDistribution
+from target_worker.acceptance.items import VerifyItem
+from target_worker.acceptance.registry import RULES
+from target_worker.verdicts import with_logprobs
+from target_worker.verify import verify_items
+
+_K: Final = 4
+_LEDGER: Final = (0, 0)
+_SAMPLING: Final = SamplingParams(
+    seed=0,
+    temperature=0.8,
+    top_p=0.9,
+    top_k=50,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logprobs=1,
+)
+"""Everything that makes a copy of the logits."""
+
+
+def judge_largest(logits: Tensor) -> None:
+    """Judge rounds that fill all rows, by each mode. logits: float32 [R, V], any numbers."""
+    # What a grammar leaves is a copy.
+    allowed = logits.clone()
+    point = SparseDistribution(bytes(4), np.array(1, dtype="<f4").tobytes())
+    for mode in RULES:
+        params = SequenceParams(_SAMPLING, mode, prompt_length=1)
+        items = []
+        for first in range(0, len(logits), _K + 1):
+            k = min(_K, len(logits) - first - 1)
+            sent = (point,) * k if mode.facts.needs_q else ()
+            items.append(VerifyItem(params, _LEDGER, Proposal((0,) * k, (), sent)))
+        with_logprobs(items, logits, verify_items(items, logits, allowed))
