@@ -32,4 +32,9 @@ def setup_warnings(
         for draft in drafts
         if num_speculative_tokens == 0
     ]
-    return list(dict.fromkeys([*shorter, *idle]))
+    waiting = [
+        f"the draft {draft.model} on {draft.device} does not draft ahead (its lookahead_branches is 0)"
+        for draft in drafts
+        if draft.device.startswith("cuda") and not draft.lookahead_branches
+    ]
+    return list(dict.fromkeys([*shorter, *idle, *waiting]))

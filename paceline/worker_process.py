@@ -20,7 +20,7 @@ import grpc
 
 from paceline.core import limits
 from paceline.core.clock import monotonic
-from paceline.core.config import WorkerConfig
+from paceline.core.config import DraftConfig, WorkerConfig
 from paceline.core.errors import InternalError
 from paceline.core.security.secret import read_secret
 from paceline.core.system.exit import leave
@@ -156,6 +156,7 @@ class WorkerShell:
             num_parameters=built.num_parameters,
             weight_bytes=built.weight_bytes,
             local_socket=self._local.path if self._local is not None else "",
+            lookahead_branches=config.lookahead_branches if isinstance(config, DraftConfig) else 0,
         )
         if (plan := built.memory_plan) is not None:
             parts = {"weights": plan.weights, "cache": plan.cache, "recordings": plan.graphs}

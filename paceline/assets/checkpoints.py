@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Final
@@ -45,6 +46,45 @@ _FAST: Final = (
     "`AutoTokenizer.from_pretrained(…).save_pretrained(FOLDER)` of transformers writes one if the model's "
     "tokenizer supports it"
 )
+
+
+def weight_bytes(name: str) -> int | None:
+    """Size of a model's weights as its files have them; None if they are not on this machine.
+
+    `name` is a folder, a hub id that was fetched before, or an embedded model.
+    """
+    folder = Path(assets.resolve(name))
+    if not folder.is_dir():
+        found = _fetched(name)
+        if found is None:
+            return None
+        folder = found
+    size = _indexed_bytes(folder / "model.safetensors.index.json")
+    if not size:
+        single = folder / "model.safetensors"
+        files = [single] if single.is_file() else list(folder.glob("*.safetensors"))
+        size = sum(file.stat().st_size for file in files)
+    return size * assets.scale_of(name) or None
+
+
+def _fetched(hub_id: str) -> Path | None:
+    """The folder of a model that the hub's library keeps."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        config = try_to_load_from_cache(hub_id, "config.json")
+    except (ImportError, ValueError):  # not installed; not a hub id
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _indexed_bytes(index: Path) -> int:
+    """The size that an index of several files states; 0 without one."""
+    try:
+        size = json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return size if isinstance(size, int) else 0
 
 
 def looks_like_a_path(name: str) -> bool:

@@ -36,7 +36,8 @@ _KUBERNETES = re.compile(
 _NOT_OPTIONS = (
     "PACELINE_LOG_LEVEL",
     "PACELINE_WORKER_SECRET",
-    # Used by docker-compose.yml and deploy/compose.secure.yml.
+    # Used by the compose files.
+    "PACELINE_GPU",
     "PACELINE_TARGET_GPU",
     "PACELINE_DRAFT_GPU",
     "PACELINE_BIND",

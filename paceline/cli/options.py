@@ -38,8 +38,8 @@ _HELP = {
     "draft_threads": "CPU threads of the draft; 0 as for the target.",
     "block_size": "Positions per cache block.",
     "num_blocks": "Blocks of a worker's cache; the default is derived from free memory.",
-    "gpu_memory_utilization": "Share of a GPU's total memory for a worker, or for both together if they share it. "
-    "By default, all but the weights takes 85 % of the free memory.",
+    "gpu_memory_utilization": "Share of a GPU's total memory for a worker, or for both together if "
+    "they share it. By default, all but the weights takes 85 % of the free memory.",
     "max_model_len": "Longest sequence; the default is the model's own length. A target refuses a greater "
     "value, a draft falls back to its own length.",
     "max_sequences": "Most concurrent sequences.",

@@ -103,6 +103,8 @@ class WorkerInfo:
     """Bytes of weights read by one decode step."""
     memory: MemoryInfo | None = None
     """None without a GPU."""
+    lookahead_branches: int = 0
+    """Outcomes that a draft drafts ahead for; 0 waits for each verdict."""
 
 
 @dataclass(frozen=True, slots=True)

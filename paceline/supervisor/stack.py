@@ -220,6 +220,8 @@ def serve_stack(
         Supervisor(sink=sink, stop_timeout=stop_timeout) as supervisor,
     ):
         stack = Stack(config, supervisor, sockets, environment, folder)
+        if sharing := config.sharing:
+            step("%s", sharing)
         step("starting the workers (%s)", ", ".join(config.worker_roles))
         workers = stack.start(
             *((role, f"{role}-worker", config.worker_config(role)) for role in config.worker_roles),

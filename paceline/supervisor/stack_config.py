@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from paceline.assets.checkpoints import weight_bytes
 from paceline.core.config import (
     HAS_LOCAL_SOCKETS,
     MODEL_DRAFTER,
@@ -85,8 +86,11 @@ _DRAFT_PREFIXES = ("draft", "corpus", "lookahead_", "support_")
 _ONE_GPU: Final = 0.85
 """Share of a GPU's memory for weights and caches of two workers together; passes need the rest."""
 _SHARES: Final = {"target": 0.7, "draft": 0.3}
-"""Division of a GPU's share between two workers. A draft commonly needs a third of a target's memory or
-less."""
+"""Division of a GPU's share between two workers whose weights' sizes are unknown. A draft commonly needs a
+third of a target's memory or less."""
+_BESIDE_WEIGHTS: Final = 1 << 29
+"""Bytes that are added to a worker's weights where sizes divide a GPU: for logits and buffers, which even the
+smallest model needs."""
 _FEW_SEQUENCES: Final = 1
 """Most sequences with drafting ahead if the coordinator shares the models' cores."""
 _DEVICES = Path("/dev")
@@ -218,7 +222,32 @@ class StackConfig(StackOptions):
             return None
         if not self._on_one_gpu:
             return self.gpu_memory_utilization
-        return round((self.gpu_memory_utilization or _ONE_GPU) * _SHARES[role], 4)
+        return round((self.gpu_memory_utilization or _ONE_GPU) * self._parts[role], 4)
+
+    @property
+    def _parts(self) -> Mapping[str, float]:
+        """Division of a GPU's share between both workers: by their weights' sizes if they are known."""
+        sizes = {role: weight_bytes(self._model_of(role)) for role in self.worker_roles}
+        needs = {role: size + _BESIDE_WEIGHTS for role, size in sizes.items() if size is not None}
+        if len(needs) < len(sizes):
+            return _SHARES
+        return {role: need / sum(needs.values()) for role, need in needs.items()}
+
+    def _model_of(self, role: str) -> str:
+        own: Mapping[str, Any] = getattr(self, role)
+        model: str = own.get("model", getattr(self, f"{role}_model"))
+        return model
+
+    @property
+    def sharing(self) -> str:
+        """What both workers divide if they compute on one GPU; empty if they do not."""
+        if not self._on_one_gpu:
+            return ""
+        branches = self.draft_config.lookahead_branches
+        ahead = f"drafts ahead for {branches} outcomes" if branches else "does not draft ahead"
+        shares = {role: self.worker_config(role).gpu_memory_utilization for role in self.worker_roles}
+        told = ", ".join(f"{role} {share or 'by its blocks'}" for role, share in shares.items())
+        return f"both models share a GPU (of its memory: {told}); the draft {ahead}"
 
     @property
     def _on_one_gpu(self) -> bool:
@@ -233,8 +262,12 @@ class StackConfig(StackOptions):
 
     @property
     def _branches(self) -> int | None:
-        """`lookahead_branches` of the draft worker; None means its default."""
-        return 0 if self.lookahead_branches is None and self._share_a_core else self.lookahead_branches
+        """`lookahead_branches` of the draft worker; None means its default.
+
+        On one GPU the passes of branches delay the target's.
+        """
+        shared = self._share_a_core or self._on_one_gpu
+        return 0 if self.lookahead_branches is None and shared else self.lookahead_branches
 
     @property
     def _share_a_core(self) -> bool:

@@ -1,4 +1,4 @@
-"""docker-compose.yml without a container engine: its structure, and its command lines as processes.
+"""The compose files without a container engine: their structure, and their command lines as processes.
 
 What this cannot show: that the image builds, and that the NVIDIA runtime hands each worker its GPU.
 """
@@ -34,8 +34,10 @@ def interpolate(text: str, environment: dict[str, str]) -> str:
     return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda m: environment.get(m[1]) or m[2], text)
 
 
-def read_services(environment: dict[str, str] | None = None) -> dict[str, Service]:
-    text = interpolate((ROOT / "docker-compose.yml").read_text(), environment or {})
+def read_services(
+    environment: dict[str, str] | None = None, file: str = "docker-compose.yml"
+) -> dict[str, Service]:
+    text = interpolate((ROOT / file).read_text(), environment or {})
     assert "${" not in text
     services: dict[str, Service] = yaml.safe_load(text)["services"]
     return services
@@ -239,6 +241,69 @@ def test_each_role_keeps_its_files_in_its_own_volume() -> None:
     for name, service in read_services().items():
         role = name.removesuffix("-cpu").removesuffix("-worker")
         assert service["volumes"] == [f"{role}-cache:{folder}"]
+
+
+def one_gpu(environment: dict[str, str] | None = None) -> Service:
+    services = read_services(environment, "deploy/one-gpu.yml")
+    assert services.keys() == {"paceline"}
+    return services["paceline"]
+
+
+def test_one_gpu_is_given_to_one_container_that_serves_both_models() -> None:
+    service, coordinator = one_gpu(), read_services()["coordinator"]
+    assert gpus(service) == ["0"]
+    assert gpus(one_gpu({"PACELINE_GPU": "GPU-8f2"})) == ["GPU-8f2"]
+    assert service["command"][0] == "serve"
+    chosen, theirs = settings(service), settings(coordinator)
+    assert chosen["device"] == "cuda", "both models'"
+    for name in ("host", "port", "http-port", "num-speculative-tokens", "drain-timeout"):
+        assert chosen[name] == theirs[name]
+    for name in ("image", "init", "restart", "cap_drop", "security_opt", "ports", "healthcheck"):
+        assert service[name] == coordinator[name]
+    context = (ROOT / "deploy" / service["build"]["context"]).resolve()
+    assert context == ROOT
+    assert service["build"]["dockerfile"] == coordinator["build"]["dockerfile"]
+    assert service["build"]["args"] == coordinator["build"]["args"]
+
+
+def test_one_container_has_time_to_stop_all_processes() -> None:
+    """As docs/operations.md says of systemd: twice the drain timeout and 20 seconds."""
+    service = one_gpu()
+    assert (
+        float(service["stop_grace_period"].removesuffix("s"))
+        >= 2 * float(settings(service)["drain-timeout"]) + 20
+    )
+
+
+def test_one_container_serves_as_the_file_says(
+    tiny_pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command line as a local process, on the CPU."""
+    for name in os.environ:
+        if name.startswith("PACELINE_"):
+            monkeypatch.delenv(name)
+    models = {"PACELINE_TARGET_MODEL": str(tiny_pair.target), "PACELINE_DRAFT_MODEL": str(tiny_pair.draft)}
+    replaced = {"host": "127.0.0.1", "http-port": "0", "device": "cpu"}
+    command, *options = one_gpu(models)["command"]
+    words = [f"--{n}={replaced.get(n, v)}" for n, v in settings({"command": [command, *options]}).items()]
+    words = [word for word in words if not word.startswith("--port=")]
+    served = [sys.executable, "-P", "-m", "paceline", command, *words]
+    with subprocess.Popen([*served, "--port=0"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = next(line.split()[-1] for line in process.stdout if line.startswith("Paceline listens"))
+            with Client(address) as client:
+                sampling = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+                result = client.generate("def main():", sampling)
+                workers = {worker.role: worker for worker in client.status().workers}
+        finally:
+            process.terminate()
+            process.communicate(timeout=START_TIMEOUT)
+    assert len(result.token_ids) == 8
+    for role, worker in workers.items():
+        assert worker.state == WorkerState.READY
+        assert worker.info is not None
+        assert (worker.info.model, worker.info.device) == (str(getattr(tiny_pair, role)), "cpu")
 
 
 def in_order(services: dict[str, Service]) -> list[str]:

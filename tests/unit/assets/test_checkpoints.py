@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.assets.checkpoints import check_model, check_tokenizer
+from paceline import assets
+from paceline.assets.checkpoints import check_model, check_tokenizer, weight_bytes
 from paceline.core.errors import InvalidArgumentError
 
 PARTS = ("config.json", "model.safetensors", "tokenizer.json")
@@ -86,3 +87,41 @@ def test_a_coordinator_needs_tokenizer_json(tmp_path: Path) -> None:
     name = folder(tmp_path / "m", "config.json", "model.safetensors", "tokenizer.model")
     check_model("model", name)
     assert "has no tokenizer.json" in refusal(name, check_tokenizer)
+
+
+def test_the_size_of_weights_is_their_files(tmp_path: Path) -> None:
+    name = folder(tmp_path / "m", "config.json")
+    assert weight_bytes(name) is None
+    for file, size in (("model-1.safetensors", 5), ("model-2.safetensors", 6), ("other.bin", 7)):
+        (tmp_path / "m" / file).write_bytes(bytes(size))
+    assert weight_bytes(name) == 11
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    index.write_text('{"metadata": {"total_size": 10}}')
+    assert weight_bytes(name) == 10, "what the index lists"
+    for broken in ("{}", "[]", "no JSON", '{"metadata": {"total_size": "x"}}'):
+        index.write_text(broken)
+        assert weight_bytes(name) == 11
+    (tmp_path / "m" / "model.safetensors").write_bytes(bytes(9))
+    assert weight_bytes(name) == 9, "others are copies in other forms"
+
+
+def test_the_size_of_embedded_weights_is_known() -> None:
+    size = (assets.path("target") / "model.safetensors").stat().st_size
+    assert weight_bytes("embedded:target") == size
+    assert weight_bytes("embedded:target@3") == 3 * size
+
+
+def test_the_size_of_a_fetched_model_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the hub's library keeps it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert weight_bytes("owner/name") is None
+    kept = tmp_path / "models--owner--name"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    (kept / "snapshots").mkdir()
+    folder(kept / "snapshots" / "abc", "config.json")
+    assert weight_bytes("owner/name") is None, "its weights are not there yet"
+    (kept / "snapshots" / "abc" / "model.safetensors").write_bytes(bytes(12))
+    assert weight_bytes("owner/name") == 12
+    assert weight_bytes("owner/other") is None
+    assert weight_bytes("not/a/hub/id") is None

@@ -36,3 +36,14 @@ def test_an_idle_draft_is_named() -> None:
 @pytest.mark.parametrize("k", [0, 3])
 def test_each_problem_is_one_warning(k: int) -> None:
     assert len(setup_warnings(k, TARGET, [worker("small", 1024)])) == (2 if k == 0 else 1)
+
+
+@pytest.mark.parametrize(("device", "branches", "told"), [("cuda:0", 0, 1), ("cuda:0", 8, 0), ("cpu", 0, 0)])
+def test_a_draft_on_a_gpu_that_does_not_draft_ahead_is_named(device: str, branches: int, told: int) -> None:
+    draft = common_pb2.WorkerInfo(
+        model="small", max_model_len=2048, device=device, lookahead_branches=branches
+    )
+    warnings = setup_warnings("auto", TARGET, [draft])
+    assert len(warnings) == told
+    for warning in warnings:
+        assert warning == "the draft small on cuda:0 does not draft ahead (its lookahead_branches is 0)"

@@ -16,6 +16,16 @@ CPU = {"target_device": "cpu", "draft_device": "cpu"}
 MIXED = {"target_device": "cuda", "draft_device": "cpu"}
 
 
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def _sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are `8b` and `1b`, of as many half GiB of weights as 30 and 4; those of others are unknown."""
+    sizes = {"8b": 15 * GIB, "1b": 2 * GIB}
+    monkeypatch.setattr("paceline.supervisor.stack_config.weight_bytes", sizes.get)
+
+
 def of(**values: Any) -> list[tuple[int | None, float | None]]:
     """Blocks and share of the target, then of the draft."""
     config = StackConfig(**values)
@@ -50,6 +60,61 @@ def test_each_worker_gets_its_share_of_memory(
     if values.get("draft_model", "") is None:
         values = {**values, "draft_device": "auto"}
     assert of(**values) == expected
+
+
+KNOWN = {**ONE, "target_model": "8b", "draft_model": "1b"}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (KNOWN, [(None, round(0.85 * 31 / 36, 4)), (None, round(0.85 * 5 / 36, 4))]),
+        ({**KNOWN, "gpu_memory_utilization": 0.9}, [(None, 0.775), (None, 0.125)]),
+        ({**KNOWN, "draft_gpu_memory_utilization": 0.2}, [(None, 0.7319), (None, 0.2)]),
+        ({**KNOWN, "draft": {"model": "8b"}}, [(None, 0.425), (None, 0.425)]),
+        ({**KNOWN, "draft_model": "elsewhere"}, [(None, 0.595), (None, 0.255)]),
+        ({**TWO, "target_model": "8b", "draft_model": "1b"}, [(None, None), (None, None)]),
+    ],
+)
+def test_a_gpu_is_divided_by_weights_if_they_are_known(
+    values: dict[str, Any], expected: list[tuple[int | None, float | None]]
+) -> None:
+    """In proportion to them, half a GiB added to each."""
+    assert of(**values) == expected
+
+
+def test_both_shares_of_24_gib_hold_8b_and_1b() -> None:
+    (_, target), (_, draft) = of(**KNOWN, gpu_memory_utilization=0.9)
+    assert target is not None
+    assert draft is not None
+    assert 24 * target > 15 + 3
+    assert 24 * draft > 2 + 0.9
+
+
+@pytest.mark.parametrize(
+    ("values", "branches"),
+    [
+        (ONE, 0),
+        ({**ONE, "lookahead_branches": 3}, 3),
+        ({**ONE, "draft": {"lookahead_branches": 3}}, 3),
+        (TWO, 8),
+        (MIXED, 8),
+    ],
+)
+def test_a_draft_on_the_targets_gpu_does_not_draft_ahead(values: dict[str, Any], branches: int) -> None:
+    config = StackConfig(**values)
+    assert config.draft_config.lookahead_branches == branches
+    assert bool(config.sharing) is (branches < 8)
+
+
+def test_sharing_a_gpu_is_told() -> None:
+    assert StackConfig(**ONE, target_num_blocks=7).sharing == (
+        "both models share a GPU (of its memory: target by its blocks, draft 0.255); "
+        "the draft does not draft ahead"
+    )
+    assert StackConfig(**ONE, lookahead_branches=2).sharing.endswith("the draft drafts ahead for 2 outcomes")
+    assert StackConfig(**TWO).sharing == StackConfig(**CPU).sharing == ""
+    assert StackConfig(target_device="cuda", draft_model=None).sharing == ""
 
 
 def test_auto_means_the_first_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
