@@ -11,8 +11,10 @@ from paceline.core.errors import ResourceExhaustedError
 from paceline.core.types import AcceptanceMode
 from paceline.engine.backends.registry import BACKENDS
 from paceline.engine.layout import SequenceInput
+from paceline.engine.loading.measuring import PeakLoad
 from paceline.engine.loading.model import make_runner
 from paceline.engine.runner import ModelRunner
+from target_worker.largest import judge_largest
 from target_worker.verify import verify_items
 from tools.gpu_check.checks.judging import WARM, items_of
 from tools.gpu_check.device import release
@@ -42,6 +44,7 @@ def _measured(bench: Bench, shape: Any) -> Figures:
             model,
             block_size=BLOCK_SIZE,
             memory_share=_SHARE,
+            load=PeakLoad(_ROWS, decide=judge_largest),
             max_model_len=min(shape.longest, 32_768),
             backends=BACKENDS,
             new_recorder=device.new_recorder,
