@@ -24,7 +24,9 @@ GROUPS: Final = {
         "num_blocks target_num_blocks draft_num_blocks gpu_memory_utilization "
         "target_gpu_memory_utilization draft_gpu_memory_utilization block_size prefix_cache max_sequences"
     ),
-    "Devices": ("device target_device draft_device threads target_threads draft_threads cuda_graphs"),
+    "Devices": (
+        "device target_device draft_device threads target_threads draft_threads cuda_graphs attention_backend"
+    ),
     "Requests": (
         "max_running max_waiting max_request_seconds max_batch_tokens max_mixed_prefill_tokens "
         "resume_seconds unread_timeout drain_timeout"

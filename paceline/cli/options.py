@@ -36,7 +36,7 @@ _HELP = {
     "target_dtype": "Number format of the target worker.",
     "draft_dtype": "Number format of the draft worker.",
     "draft_threads": "CPU threads of the draft; 0 as for the target.",
-    "block_size": "Positions per cache block.",
+    "block_size": "Positions per cache block; the default is 16, or 256 where attention reads in place.",
     "num_blocks": "Blocks of a worker's cache; the default is derived from free memory.",
     "gpu_memory_utilization": "Share of a GPU's total memory for a worker, or for both together if "
     "they share it. By default, all but the weights takes 85 % of the free memory.",

@@ -82,7 +82,6 @@ NOT_HERE: Final = {
     "--allowed-origins": "no cross-origin headers are sent; add them in a proxy",
     "--root-path": "paths are fixed; change them in a proxy",
     "--compilation-config": "compilation and recording are automatic",
-    "--attention-backend": "attention is always torch's",
     "--hf-overrides": "the model's config.json is used unchanged",
 }
 """Options without an equivalent, with the reason or an alternative."""

@@ -21,6 +21,7 @@ from paceline.core.validation import (
 )
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTION_BACKENDS = ("auto", "varlen", "gathered")
 LOG_FORMATS = ("text", "json")
 MODEL_DRAFTER = "model"
 """The drafter that is the model; all others need its tokenizer only."""
@@ -65,8 +66,8 @@ class WorkerConfig:
     dtype: str = "auto"
     threads: int = 0
     """CPU threads of the model; 0 lets torch choose, within the CPU quota."""
-    block_size: int = 16
-    """Positions per cache block."""
+    block_size: int | None = None
+    """Positions per cache block; None takes 16, or 256 where attention reads the cache in place."""
     num_blocks: int | None = None
     """Blocks of the cache; None derives the number from free memory."""
     gpu_memory_utilization: float | None = None
@@ -90,6 +91,9 @@ class WorkerConfig:
     cuda_graphs: bool = True
     """Record passes of common shapes on a CUDA device and replay them; a model that cannot be recorded runs
     without graphs."""
+    attention_backend: str = "auto"
+    """How attention reads the cache: `varlen` in place, on CUDA; `gathered` from copies, anywhere; `auto` in
+    place where the device passes a trial."""
     trust_remote_code: bool = False
     local_socket: str = ""
     """Path of an additional Unix socket for coordinators on this machine, faster than gRPC; only processes of
@@ -128,7 +132,12 @@ class WorkerConfig:
         device("device", self.device)
         check_dtype("dtype", self.dtype)
         _check(self.threads >= 0, "threads", "must not be negative")
-        _check(self.block_size >= 1, "block_size", "must be at least 1")
+        _check(self.block_size is None or self.block_size >= 1, "block_size", "must be at least 1")
+        _check(
+            self.attention_backend in ATTENTION_BACKENDS,
+            "attention_backend",
+            f"must be one of {', '.join(ATTENTION_BACKENDS)}, got {self.attention_backend}",
+        )
         _check(self.num_blocks is None or self.num_blocks >= 1, "num_blocks", "must be at least 1")
         share = self.gpu_memory_utilization
         if share is not None:

@@ -29,6 +29,10 @@ class LayerLayout:
     value_dim: int
     window: int | None
     """Sliding window: a row at position p sees positions (p - window, p]. None sees all of [0, p]."""
+    per_kv: int = 1
+    """Query heads of each key-value head."""
+    softcap: float | None = None
+    """Bound of the scores before the softmax."""
 
     @property
     def width(self) -> int:

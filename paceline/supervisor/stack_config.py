@@ -33,6 +33,7 @@ _SHARED = (
     "prefix_cache",
     "deterministic",
     "cuda_graphs",
+    "attention_backend",
     "trust_remote_code",
     "log_format",
     "otlp_traces_endpoint",

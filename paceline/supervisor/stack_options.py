@@ -102,7 +102,7 @@ class StackOptions:
     pre_verify: bool | None = None
     """The target computes the row that verifies a sequence's next draft token while it waits for that token.
     The default is true unless both models share a core."""
-    block_size: int = 16
+    block_size: int | None = None
     num_blocks: int | None = None
     """Blocks of each worker's cache, unless set per worker; the default is derived from free memory."""
     target_num_blocks: int | None = None
@@ -131,6 +131,9 @@ class StackOptions:
     cuda_graphs: bool = True
     """Record passes of common shapes on a CUDA device and replay them; a model that cannot be recorded runs
     without graphs."""
+    attention_backend: str = "auto"
+    """How attention reads the cache: `varlen` in place, on CUDA; `gathered` from copies, anywhere; `auto` in
+    place where the device passes a trial."""
     prefix_cache: bool = True
     """Keep the cache of ended sequences for new sequences with the same prefix."""
     local_sockets: bool | None = None

@@ -10,7 +10,7 @@ import torch
 from harness.tiers import mostly_full
 from torch import Tensor
 
-from paceline.engine.backends import ragged_batch
+from paceline.engine.backends.cache_attention import interface
 from paceline.engine.backends.captured.static_inputs import StaticInputs
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.layout import Indices, SequenceInput
@@ -69,7 +69,7 @@ def test_a_tensor_left_on_the_host_is_seen(cuda: PretendedCuda, monkeypatch: pyt
         return torch.from_numpy(array)
 
     runner = made("llama")
-    monkeypatch.setattr(ragged_batch, "_to", left)
+    monkeypatch.setattr(interface, "array_to_device", left)
     with pytest.raises(RuntimeError, match="same device"):
         decoded(runner)
 

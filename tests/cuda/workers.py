@@ -38,9 +38,13 @@ class Models:
 
 
 @functools.cache
-def models_on(device: torch.device) -> Models:
+def models_on(device: torch.device, attention_backend: str = "gathered") -> Models:
     """To be called with the pretended device entered, unless it is a CPU."""
-    return Models(new_runner(target_model(), device), new_runner(draft_model(), device))
+    runners = (
+        new_runner(model, device, attention_backend=attention_backend)
+        for model in (target_model(), draft_model())
+    )
+    return Models(*runners)
 
 
 def target_model() -> Any:
@@ -81,6 +85,7 @@ def new_runner(
     num_blocks: int | None = NUM_BLOCKS,
     share: float | None = None,
     load: PeakLoad = SMALL,
+    attention_backend: str = "gathered",
 ) -> ModelRunner:
     """A runner as a worker makes it: recorded by what records on a CUDA device."""
     if device == CPU:
@@ -92,6 +97,7 @@ def new_runner(
         load=load,
         block_size=BLOCK_SIZE,
         backends=("torch", "fused_eager"),
+        attention_backend=attention_backend,
         new_recorder=_recorders(device),
     )
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.engine.backends import attention
-from paceline.engine.backends.attention import attend
+from paceline.engine.backends.cache_attention import gathered
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.engine.device import keep_attention_from_cudnn
@@ -67,7 +66,7 @@ def test_attention_of_one_sequence_equals_the_reference(
                 rows, per_kv * KV_HEADS, head_dim, generator=generator, device=cuda, dtype=dtype
             )
             batch = RaggedBatch.build(PassLayout.of_sequences([SequenceInput(table, [1] * rows, 1)]), cache)
-            out = attend(batch, 0, query, None).double()
+            out = batch.attend(0, query, None).double()
             wanted = expected(cache, slots, query, length - rows)
             error = (out - wanted).norm(dim=-1) / wanted.norm(dim=-1)
             assert float(error.max()) < 0.05, (length, rows, error.amax(-1).topk(1))
@@ -78,5 +77,5 @@ def test_attention_with_little_copy_space_equals_the_reference(
     cuda: torch.device, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Query heads in parts of one, which is given no copy, and of several: the bits may differ."""
-    monkeypatch.setattr(attention, "_COPIED_BYTES", room)
+    monkeypatch.setattr(gathered, "_COPIED_BYTES", room)
     test_attention_of_one_sequence_equals_the_reference(cuda, torch.bfloat16, 4, 128, scattered=False)

@@ -15,24 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from paceline.core.errors import InternalError, InvalidArgumentError
-from paceline.engine.backends.attention_group import AttentionGroup
 from paceline.engine.backends.ragged_batch import RaggedBatch
-from paceline.engine.cache import LayerLayout, PagedCache
+from paceline.engine.cache import LayerLayout
 
 IMPLEMENTATION: Final = "paceline"
 BATCH_KEYWORD: Final = "paceline_batch"
-
-_FOLD_ROWS: Final = 64
-"""Query rows per key-value head up to which folding the group of query heads into rows is faster."""
-_COPIED_BYTES: Final = 128 << 20
-"""Room for copies of keys and values shared by several query heads during a prompt's chunk: the cache leaves
-little memory, and a long prompt has many keys. With less room, each call has fewer heads to occupy a
-device."""
 
 _HARMLESS: Final = frozenset(
     {"position_ids", "position_embeddings", "past_key_values", "cache_position", "output_attentions"}
@@ -94,86 +85,7 @@ def paged_attention(
         return _observe(_active.probe, module, query, key, value, attention_mask, softcap=softcap, **kwargs)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     batch.write_heads(layer, key, value)
-    return attend(batch, layer, query[0].transpose(0, 1), scaling, softcap).unsqueeze(0), None
-
-
-def attend(
-    batch: RaggedBatch, layer: int, query: Tensor, scaling: float | None, softcap: float | None = None
-) -> Tensor:
-    """Attention of packed rows [T, Hq, D] over their sequences' entries; returns [T, Hq, Dv].
-
-    The rows of this pass see one another through the cache, so they must have been written to it.
-    """
-    parts = [_attend(group, batch.cache, layer, query, scaling, softcap) for group in batch.groups]
-    rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return rows if batch.unpack is None else rows.index_select(0, batch.unpack)
-
-
-def _attend(
-    group: AttentionGroup,
-    cache: PagedCache,
-    layer: int,
-    query: Tensor,
-    scaling: float | None,
-    softcap: float | None,
-) -> Tensor:
-    """Rows of one group, [S * n, Hq, Dv] in the group's row order."""
-    keys, values = group.entries(cache, layer)
-    sequences, rows = group.num_sequences, group.num_rows
-    heads, kv_heads = query.shape[1], keys.shape[1]
-    per_kv = heads // kv_heads
-    # Query heads of one key-value head become rows, so keys and values are read once for all of them. For a
-    # prefill chunk, however, a mask of [rows, keys] for every query head would be large.
-    fold = sequences > 1 or rows * per_kv <= _FOLD_ROWS
-    first, mask = group.plan(cache.windows[layer], per_kv if fold else 1, query.dtype)
-    if first:
-        keys, values = keys[:, :, first:], values[:, :, first:]
-    if group.span is not None:
-        query = query.narrow(0, *group.span)
-    elif group.rows is not None:
-        query = query.index_select(0, group.rows)
-    if rows == 1:
-        out = _sdpa(query.view(sequences, kv_heads, per_kv, -1), keys, values, mask, scaling, softcap)
-        return out.reshape(sequences, heads, -1)
-    q = query.view(sequences, rows, kv_heads, per_kv, -1).permute(0, 2, 3, 1, 4)
-    if fold:
-        q = q.reshape(sequences, kv_heads, per_kv * rows, -1)
-        out = _sdpa(q, keys, values, mask, scaling, softcap).view(sequences, kv_heads, per_kv, rows, -1)
-        return out.permute(0, 3, 1, 2, 4).reshape(sequences * rows, heads, -1)
-    q, at_once = q[0], per_kv
-    if keys.device.type != "cpu":
-        copied = (keys.shape[3] + values.shape[3]) * keys.shape[2] * kv_heads * keys.element_size()
-        at_once = min(per_kv, max(1, _COPIED_BYTES // copied))
-    parts = [
-        _attend_heads(part, keys[0], values[0], mask, scaling, softcap) for part in torch.split(q, at_once, 1)
-    ]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).flatten(0, 1).transpose(0, 1)
-
-
-def _attend_heads(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
-) -> Tensor:
-    """Query heads [kv_heads, n, rows, D], n of each key-value head, over keys and values [kv_heads, K, D]."""
-    # Key-value heads as the batch, their query heads as heads: keys are expanded, not copied.
-    keys, values = (part.unsqueeze(1).expand(-1, q.shape[1], -1, -1) for part in (keys, values))
-    if q.shape[1] > 1 and keys.device.type != "cpu":
-        # CUDA's memory-efficient kernel, the only one that takes a mask, can silently give wrong results on
-        # such layouts (pytorch#191937). A prompt's chunk justifies a copy.
-        keys, values = keys.contiguous(), values.contiguous()
-    return _sdpa(q, keys, values, mask, scaling, softcap)
-
-
-def _sdpa(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
-) -> Tensor:
-    """Softmax attention over [..., rows, D] and [..., keys, D]; `mask` is added to the scores."""
-    if softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-    scores = torch.matmul(q, k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = softcap * torch.tanh(scores / softcap)
-    if mask is not None:
-        scores = scores + mask
-    return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), v)
+    return batch.attend(layer, query[0].transpose(0, 1), scaling, softcap).unsqueeze(0), None
 
 
 def _window_tag(
@@ -243,7 +155,8 @@ def _observe(
         window = int(attention_mask.item()) or None
     if query.shape[1] % key.shape[1] or (softcap is not None and softcap <= 0):
         raise probe.refuse("has an attention layout that is not supported")
-    probe.layers[layer] = LayerLayout(key.shape[1], key.shape[3], value.shape[3], window)
+    per_kv = query.shape[1] // key.shape[1]
+    probe.layers[layer] = LayerLayout(key.shape[1], key.shape[3], value.shape[3], window, per_kv, softcap)
     return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
 

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from paceline.engine.backends.attention import attend
 from paceline.engine.backends.interface import ServedModel
 from paceline.engine.backends.linear import Linear, NormedLinear, Product, can_pack
 from paceline.engine.backends.ragged_batch import RaggedBatch
@@ -93,7 +92,7 @@ class FusedForward:
             self._rotary.turn(turned, angles)
             batch.write(index, qkv.narrow(1, self._heads * dim, 2 * self._kv_heads * dim))
             query = qkv.as_strided((rows, self._heads, dim), (width, dim, 1))
-            attended = attend(batch, index, query, self._scaling)
+            attended = batch.attend(index, query, self._scaling)
             hidden.add_(layer.output(attended.reshape(rows, -1)))
             gate, up = layer.gate_up(hidden).chunk(2, -1)
             hidden.add_(layer.down(F.silu(gate).mul_(up)))
@@ -179,7 +178,7 @@ def fused_eager_backend(served: ServedModel) -> TorchBackend | None:
     if not covers(served.model):
         return None
     weight_bytes = bytes_read(served.model)
-    return TorchBackend(FusedForward(served.model, served.max_positions), weight_bytes)
+    return TorchBackend(FusedForward(served.model, served.max_positions), weight_bytes, served.attention)
 
 
 def covers(model: Any) -> bool:

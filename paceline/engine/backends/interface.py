@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from paceline.engine.backends.cache_attention.gathered import GATHERED
+from paceline.engine.backends.cache_attention.interface import CacheAttention
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.engine.cancel import CancelToken
@@ -27,6 +29,16 @@ class Skills:
     """Its abilities to draw chains; None if it draws none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recordable:
+    """The tensor operations of a backend's passes."""
+
+    forward: Callable[[RaggedBatch], Tensor]
+    """The logits of a batch, [rows wanted or more, vocabulary]. It uses tensor operations only."""
+    attention: CacheAttention
+    """The attention of its batches."""
+
+
 class Backend(Protocol):
     """Computes passes over a paged cache. Not thread safe: one thread owns it."""
 
@@ -39,11 +51,8 @@ class Backend(Protocol):
         """Bytes of weights that a decode step reads."""
 
     @property
-    def recordable(self) -> Callable[[RaggedBatch], Tensor] | None:
-        """A function with the logits of a batch, [rows wanted or more, vocabulary], that a device can record.
-
-        It uses tensor operations only. None if there is nothing to record.
-        """
+    def recordable(self) -> Recordable | None:
+        """What a device can record; None if there is nothing."""
 
     def forward(self, layout: PassLayout, cache: PagedCache, cancel: CancelToken) -> Tensor | None:
         """float32 [rows wanted, at least the vocabulary]; None if a `cancellable` pass was cancelled.
@@ -82,6 +91,8 @@ class ServedModel:
     """Number of tokens that chains choose from; the model's output may be wider."""
     deterministic: bool = False
     """True if row invariance is required, at any cost."""
+    attention: CacheAttention = GATHERED
+    """The attention of torch backends."""
 
 
 BackendFactory = Callable[[ServedModel], Backend | None]

@@ -63,4 +63,4 @@ class ModulesForward:
 
 def modules_backend(served: ServedModel) -> TorchBackend:
     """The backend of any decoder that transformers runs on Paceline's attention."""
-    return TorchBackend(ModulesForward(served.model), bytes_read(served.model))
+    return TorchBackend(ModulesForward(served.model), bytes_read(served.model), served.attention)

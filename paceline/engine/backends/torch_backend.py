@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.engine.backends.interface import Skills
+from paceline.engine.backends.cache_attention.gathered import GATHERED
+from paceline.engine.backends.cache_attention.interface import CacheAttention
+from paceline.engine.backends.interface import Recordable, Skills
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import PagedCache
 from paceline.engine.cancel import CancelToken
@@ -31,19 +33,22 @@ class TorchBackend:
 
     skills = Skills()
 
-    def __init__(self, forward: BatchForward, weight_bytes: int) -> None:
+    def __init__(
+        self, forward: BatchForward, weight_bytes: int, attention: CacheAttention = GATHERED
+    ) -> None:
         self._forward = forward
+        self._attention = attention
         self.weight_bytes = weight_bytes
 
     @property
-    def recordable(self) -> Callable[[RaggedBatch], Tensor] | None:
+    def recordable(self) -> Recordable:
         """The arithmetic itself."""
-        return self._forward
+        return Recordable(self._forward, self._attention)
 
     @torch.inference_mode()
     def forward(self, layout: PassLayout, cache: PagedCache, cancel: CancelToken) -> Tensor | None:
         """float32 [rows wanted, vocabulary]; `cancel` is ignored."""
-        batch = RaggedBatch.build(layout, cache)
+        batch = RaggedBatch.build(layout, cache, self._attention)
         return self._forward(batch)[: batch.num_logits].float()
 
     def draw_chains(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError
+from paceline.engine.backends.cache_attention.gathered import GATHERED
 from paceline.engine.backends.captured import PATIENCE, CapturedBackend, Recorder
 from paceline.engine.backends.interface import Backend, ServedModel
 from paceline.engine.backends.registry import BACKENDS
@@ -19,11 +21,25 @@ from paceline.telemetry.steps import step
 log = logging.getLogger(__name__)
 
 
-def choose_backend(served: ServedModel, names: Iterable[str], expected: list[Tensor]) -> Backend:
+def choose_backend(
+    served: ServedModel, names: Iterable[str], expected: list[Tensor], *, may_gather: bool = True
+) -> Backend:
     """The last one of the registry among `names` that serves the model with the right logits.
 
-    `expected` are `logits_of_transformers`. Raises InvalidArgumentError naming `model` if there is none.
+    If there is none with attention in place and `may_gather`, attention is gathered. `expected` are
+    `logits_of_transformers`. Raises InvalidArgumentError naming `model` if there is none.
     """
+    names = list(names)
+    try:
+        return _choose(served, names, expected)
+    except InvalidArgumentError as error:
+        if not (served.attention.in_place and may_gather):
+            raise
+        log.warning("attention reads copies of the cache: with attention in place, %s", error.message)
+    return _choose(replace(served, attention=GATHERED), names, expected)
+
+
+def _choose(served: ServedModel, names: Iterable[str], expected: list[Tensor]) -> Backend:
     kind, allowed = type(served.model).__name__, set(names)
     error = "is served by no backend"
     for name in reversed([name for name in BACKENDS if name in allowed]):
@@ -62,7 +78,7 @@ def recorded_backend(
         return backend
     step("recording passes of common shapes; this takes some seconds")
     model = served.model
-    tried = small_cache(model, served.layers)
+    tried = small_cache(model, served.layers, recordable.attention.smallest_block)
     trial = CapturedBackend(
         backend,
         recordable,
@@ -94,5 +110,5 @@ def recorded_backend(
 
 
 def _error(served: ServedModel, backend: Backend, expected: list[Tensor]) -> str | None:
-    cache = small_cache(served.model, served.layers)
+    cache = small_cache(served.model, served.layers, served.attention.smallest_block)
     return error_on_paged_cache(served.model, cache, backend, expected)

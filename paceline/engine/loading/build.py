@@ -17,6 +17,7 @@ from paceline.core.system.cores import within_quota
 from paceline.decoding.cpu.kernel_cache import warn_of_what_is_not_kept
 from paceline.engine.backends.captured import CudaGraphs, Recorder
 from paceline.engine.backends.registry import BACKENDS
+from paceline.engine.cache import DEFAULT_BLOCK_SIZE
 from paceline.engine.cache_size import check_before_weights
 from paceline.engine.device import is_out_of_memory, keep_attention_from_cudnn, make_current
 from paceline.engine.loading.measuring import PeakLoad
@@ -141,7 +142,7 @@ def _build_on(
             name,
             device,
             num_blocks=config.num_blocks,
-            block_size=config.block_size,
+            block_size=config.block_size or DEFAULT_BLOCK_SIZE,
             dtype=DTYPES.get(config.dtype),
             trust_remote_code=config.trust_remote_code,
         )
@@ -164,10 +165,11 @@ def _build_on(
         max_model_len=max_model_len,
         backends=BACKENDS,
         deterministic=config.deterministic,
+        attention_backend=config.attention_backend,
         new_recorder=_recorders(device) if config.cuda_graphs and device.type == "cuda" else None,
     )
     # A sequence cannot be longer than the whole cache.
-    if (room := runner.cache.pool.num_blocks * config.block_size) < max_model_len:
+    if (room := runner.cache.pool.num_blocks * runner.cache.block_size) < max_model_len:
         log.warning("sequences of %s are up to %d tokens long: its cache holds no more", config.model, room)
         max_model_len = room
     log.info(
@@ -176,7 +178,7 @@ def _build_on(
         device,
         num_parameters,
         runner.cache.pool.num_blocks,
-        config.block_size,
+        runner.cache.block_size,
     )
     return Built(loaded, runner, max_model_len, num_parameters, runner.backend.weight_bytes)
 

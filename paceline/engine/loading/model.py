@@ -21,9 +21,12 @@ from paceline.assets.causes import cause_of
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.engine.backends.attention import IMPLEMENTATION, inspect_attention
+from paceline.engine.backends.cache_attention.gathered import GATHERED
+from paceline.engine.backends.cache_attention.varlen import VARLEN
 from paceline.engine.backends.captured import Recorder, room_for_logits
 from paceline.engine.backends.interface import ServedModel
 from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, bytes_per_block
+from paceline.engine.loading.attention_choice import choose_attention
 from paceline.engine.loading.backend_choice import choose_backend, recorded_backend
 from paceline.engine.loading.checkpoint import check_weights, refuse_single_file
 from paceline.engine.loading.measuring import PeakLoad
@@ -185,12 +188,14 @@ def make_runner(
     max_model_len: int | None = None,
     backends: Iterable[str] = ("torch",),
     deterministic: bool = False,
+    attention_backend: str = GATHERED.name,
     new_recorder: Callable[[], Recorder] | None = None,
 ) -> ModelRunner:
     """A runner with a cache of `num_blocks`, or sized by memory.
 
     Without `num_blocks`, the cache takes what `load` leaves of the `memory_share` of a GPU, or free memory.
-    `block_size` None is 16; the model's length makes the cache "slotted", one block a sequence. A cache sized
+    `block_size` None is 16, or what `choose_attention` needs for `attention_backend`; the model's length
+    makes the cache "slotted", one block a sequence. A cache sized
     by memory never has more blocks than all sequences the server admits could fill. Before the runner is
     returned, it is compared with transformers on a few tokens. A model with other logits here (one that
     ignores `position_ids`, for example) is refused with an InvalidArgumentError naming `model`. `backends`
@@ -203,7 +208,8 @@ def make_runner(
     """
     model = loaded.model if isinstance(loaded, LoadedModel) else loaded
     layers = inspect_attention(model)
-    size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
+    attention = choose_attention(attention_backend, layers, model.dtype, model.device, block_size)
+    size = block_size or max(DEFAULT_BLOCK_SIZE, attention.smallest_block)
     longest = max_model_len or max_length_of(model.config)
     _refuse_changing_positions(model.config, longest)
     vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
@@ -211,8 +217,9 @@ def make_runner(
     expected = logits_of_transformers(model)
     # The comparison may be longer than the served sequences.
     positions = max(longest, len(tokens_to_compare(model)))
-    served = ServedModel(model, layers, positions, vocab_size or output_width(model), deterministic)
-    backend = choose_backend(served, backends, expected)
+    width = vocab_size or output_width(model)
+    served = ServedModel(model, layers, positions, width, deterministic, attention)
+    backend = choose_backend(served, backends, expected, may_gather=attention_backend != VARLEN)
     room = None
     if new_recorder is not None:
         room = room_for_logits(output_width(model), model.dtype, model.device)

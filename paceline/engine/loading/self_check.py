@@ -81,10 +81,12 @@ def _has_experts(config: Any) -> bool:
     return any("expert" in name and isinstance(value, int) and value > 1 for name, value in fields)
 
 
-def small_cache(model: Any, layers: Sequence[LayerLayout]) -> PagedCache:
+def small_cache(model: Any, layers: Sequence[LayerLayout], block_size: int = 1) -> PagedCache:
     """A cache for the comparison."""
-    count = len(tokens_to_compare(model))
-    return PagedCache(layers, num_blocks=count + _LAST, block_size=1, dtype=model.dtype, device=model.device)
+    num_blocks = sum(-(-count // block_size) for count in (len(tokens_to_compare(model)), _LAST))
+    return PagedCache(
+        layers, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device
+    )
 
 
 @torch.inference_mode()

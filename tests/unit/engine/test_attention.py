@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.engine.backends import attention
-from paceline.engine.backends.attention import attend
-from paceline.engine.backends.attention_group import AttentionGroup
+from paceline.engine.backends.cache_attention import gathered
+from paceline.engine.backends.cache_attention.group import AttentionGroup
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.engine.layout import PassLayout, SequenceInput
@@ -35,7 +34,7 @@ def given(monkeypatch: pytest.MonkeyPatch, device: str, kv_heads: int, heads: in
     table = BlockTable(cache.pool)
     table.reserve(rows)
     batch = RaggedBatch.build(PassLayout.of_sequences([SequenceInput(table, [1] * rows, 1)]), cache)
-    out = attend(batch, 0, torch.zeros(rows, heads, HEAD_DIM, device=device), None)
+    out = batch.attend(0, torch.zeros(rows, heads, HEAD_DIM, device=device), None)
     assert out.shape == (rows, heads, HEAD_DIM)
     return seen
 
@@ -70,7 +69,7 @@ ONE_HEAD_EACH = 65 * 2 * 2 * HEAD_DIM * 4
 )
 def test_gpu_copies_are_bounded(monkeypatch: pytest.MonkeyPatch, room: int, at_once: list[int]) -> None:
     """A long prompt's keys are not copied for every query head at once."""
-    monkeypatch.setattr(attention, "_COPIED_BYTES", room)
+    monkeypatch.setattr(gathered, "_COPIED_BYTES", room)
     parts = given(monkeypatch, "meta", kv_heads=2, heads=8, rows=65)
     assert [part.shape for part in parts[::2]] == [(2, n, 65, HEAD_DIM) for n in at_once]
     for part in parts:
@@ -101,9 +100,9 @@ def test_query_heads_in_parts_give_the_same_results(
     table.reserve(65)
     query = torch.randn(65, 8, HEAD_DIM, generator=generator)
     batch = RaggedBatch.build(PassLayout.of_sequences([SequenceInput(table, [1] * 65, 1)]), cache)
-    whole = attend(batch, 0, query, None, softcap)
+    whole = batch.attend(0, query, None, softcap)
     entries, calls = AttentionGroup.entries, list[int]()
-    sdpa = attention._sdpa
+    sdpa = gathered._sdpa
 
     def spy(q: Tensor, *rest: Any) -> Tensor:
         calls.append(q.shape[1])
@@ -112,13 +111,13 @@ def test_query_heads_in_parts_give_the_same_results(
     def elsewhere(*which: Any) -> Any:
         return tuple(part.as_subclass(NoCpu) for part in entries(*which))
 
-    monkeypatch.setattr(attention, "_sdpa", spy)
+    monkeypatch.setattr(gathered, "_sdpa", spy)
     monkeypatch.setattr(AttentionGroup, "entries", elsewhere)
     for at_once in (4, 3, 2, 1):
         room = at_once * (start + 65) * 2 * (HEAD_DIM + 12) * 4
-        monkeypatch.setattr(attention, "_COPIED_BYTES", room)
+        monkeypatch.setattr(gathered, "_COPIED_BYTES", room)
         calls.clear()
-        parts = attend(batch, 0, query, None, softcap).as_subclass(Tensor)
+        parts = batch.attend(0, query, None, softcap).as_subclass(Tensor)
         assert calls[0] == at_once
         assert sum(calls) == 4
         torch.testing.assert_close(parts, whole)

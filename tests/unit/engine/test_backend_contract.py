@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 
 from paceline.decoding.noise import CoupledNoise, gumbel
 from paceline.engine.backends.attention import inspect_attention
+from paceline.engine.backends.cache_attention.varlen import VarlenAttention
 from paceline.engine.backends.captured import PATIENCE
 from paceline.engine.backends.interface import Backend, Skills
 from paceline.engine.backends.registry import BACKENDS
@@ -26,6 +27,7 @@ from paceline.engine.multi_step import Chain, ChainInput
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branching
 from tests.unit.engine.runners import backend_of, captured_of, recording_runner, runner_of
+from tests.unit.engine.varlen_kernel import kernel_on_cpu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -229,6 +231,23 @@ def test_a_captured_backend_keeps_the_contract(name: str, check: Callable[[Subje
     check(subject)
     assert captured_of(subject.runner).usable
     assert captured_of(subject.runner).num_recorded > 0 or check is check_cancelled_passes
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", RECORDED)
+def test_attention_in_place_keeps_the_contract(
+    name: str, recorded: bool, check: Callable[[Subject], None]
+) -> None:
+    def make(model: Any, cache: PagedCache) -> ModelRunner:
+        attention = VarlenAttention(cache.block_size)
+        if recorded:
+            return recording_runner(model, cache, lambda step: step, name, attention=attention)
+        return runner_of(model, cache, name, attention)
+
+    with kernel_on_cpu(page=4) as calls:
+        check(Subject(make))
+    assert calls
 
 
 class Wrong:

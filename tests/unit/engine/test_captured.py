@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from paceline.core.errors import ResourceExhaustedError
 from paceline.decoding.noise import CoupledNoise, gumbel
 from paceline.engine.backends.attention import inspect_attention
-from paceline.engine.backends.attention_group import AttentionGroup
+from paceline.engine.backends.cache_attention.group import AttentionGroup
 from paceline.engine.backends.captured import choosing
 from paceline.engine.backends.captured.backend import PATIENCE, PATIENCE_FULL
 from paceline.engine.backends.captured.buckets import (
@@ -480,16 +480,16 @@ def test_planted_bugs_are_caught(
 
 @given(
     st.integers(0, 300), st.integers(0, 20), st.integers(1, 5000), st.sampled_from([0, 1, 16, 48]),
-    st.integers(20, 5000),
+    st.integers(20, 5000), st.booleans(),
 )  # fmt: skip
 def test_a_bucket_holds_its_batch_and_is_idempotent(
-    sequences: int, rows: int, keys: int, block_size: int, max_keys: int
+    sequences: int, rows: int, keys: int, block_size: int, max_keys: int, in_place: bool
 ) -> None:
-    bucket = bucket_of(sequences, rows, keys, max_keys=max_keys, block_size=block_size)
+    bucket = bucket_of(sequences, rows, keys, max_keys=max_keys, block_size=block_size, in_place=in_place)
     if bucket is None:
         large = sequences > MAX_SEQUENCES or rows > MAX_ROWS or keys > max_keys
         full = 2 * sequences * max(rows, 1) * 2 > MAX_BATCH_ROWS
-        long = 2 * sequences * (2 * max(keys, 256) + block_size) > MAX_KEYS
+        long = not in_place and 2 * sequences * (2 * max(keys, 256) + block_size) > MAX_KEYS
         assert large or full or long or not (sequences and rows)
         return
     assert bucket.sequences >= sequences
@@ -501,7 +501,18 @@ def test_a_bucket_holds_its_batch_and_is_idempotent(
     # Padding at most doubles each of them, but for short sequences.
     assert bucket.sequences < 2 * sequences + 8
     assert bucket.rows < 2 * rows + 1
-    assert bucket.keys < max(2 * keys, 257) + (block_size or 1)
+    assert in_place or bucket.keys < max(2 * keys, 257) + (block_size or 1)
+
+
+def test_attention_in_place_has_few_buckets_of_keys() -> None:
+    keys = [1, 1000, 1025, 4000, 4096, 4097, 60_000, 131_072]
+
+    def widths(sequences: int) -> list[int]:
+        found = (bucket_of(sequences, 1, n, max_keys=131_072, block_size=256, in_place=True) for n in keys)
+        return [bucket.keys for bucket in found if bucket is not None]
+
+    assert widths(1) == widths(8) == [1024, 1024, 4096, 4096, 4096, 16384, 65536, 131_072]
+    assert widths(9) == [131_072] * len(keys)
 
 
 @pytest.mark.parametrize("name", ["torch", "fused_eager"])

@@ -62,7 +62,7 @@ COVERED: dict[str, Callable[[], PreTrainedConfig]] = {
 
 def is_fused(runner: ModelRunner) -> bool:
     return isinstance(runner.backend, TorchBackend) and isinstance(
-        runner.backend.recordable, fused_eager.FusedForward
+        runner.backend.recordable.forward, fused_eager.FusedForward
     )
 
 

@@ -26,7 +26,7 @@ from transformers import (
 
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.engine.backends import attention
-from paceline.engine.backends.attention_group import AttentionGroup
+from paceline.engine.backends.cache_attention.group import AttentionGroup
 from paceline.engine.backends.modules import ModulesForward
 from paceline.engine.cache import LayerLayout
 from paceline.engine.layout import SequenceInput
@@ -410,7 +410,7 @@ class TestInspection:
         windows = [layer.window for layer in attention.inspect_attention(models("gemma2"))]
         assert windows == [6, None]
         assert [x.window for x in attention.inspect_attention(models("llama"))] == [None, None]
-        assert attention.inspect_attention(models("qwen3"))[0] == LayerLayout(1, 16, 16, None)
+        assert attention.inspect_attention(models("qwen3"))[0] == LayerLayout(1, 16, 16, None, per_kv=4)
 
     @pytest.mark.parametrize("name", ["gpt_oss", "llama4_text", "bloom", "mamba"])
     def test_unsupported_attention_is_refused(self, name: str) -> None:

@@ -15,7 +15,7 @@ from transformers.models.zaya.modeling_zaya import ZayaForCausalLM
 from paceline import assets
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine.backends.attention import inspect_attention
-from paceline.engine.backends.attention_group import AttentionGroup
+from paceline.engine.backends.cache_attention.group import AttentionGroup
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import PagedCache
 from paceline.engine.layout import PassLayout, SequenceInput

@@ -22,8 +22,7 @@ from paceline.engine.backends.captured.choosing import choosing_step, chosen_of
 from paceline.engine.backends.captured.recording import Recorder, Step
 from paceline.engine.backends.captured.refusals import Refusals
 from paceline.engine.backends.captured.static_inputs import StaticInputs
-from paceline.engine.backends.interface import Backend, Skills
-from paceline.engine.backends.ragged_batch import RaggedBatch
+from paceline.engine.backends.interface import Backend, Recordable, Skills
 from paceline.engine.cache import PagedCache
 from paceline.engine.cancel import CancelToken
 from paceline.engine.device import free_bytes, is_out_of_memory
@@ -62,7 +61,7 @@ class CapturedBackend:
     def __init__(
         self,
         backend: Backend,
-        recordable: Callable[[RaggedBatch], Tensor],
+        recordable: Recordable,
         cache: PagedCache,
         recorder: Recorder,
         *,
@@ -75,7 +74,7 @@ class CapturedBackend:
         `room` is a `room_for_logits` of at least that width, which may be shared; None makes one.
         """
         self._backend = backend
-        self._forward = recordable
+        self._forward, self._attention = recordable.forward, recordable.attention
         self._cache = cache
         self._recorder = recorder
         self._vocab_size = vocab_size
@@ -119,12 +118,11 @@ class CapturedBackend:
     def forward(self, layout: PassLayout, cache: PagedCache, cancel: CancelToken) -> Tensor | None:
         """float32 [rows wanted, vocab_size], or the wrapped backend's result if nothing is replayed."""
         scattered = any(sequence.own for sequence in layout.sequences)
-        bucket = bucket_of(
+        bucket = self._bucket_of(
             len(layout.sequences),
             max(sequence.count for sequence in layout.sequences),
             max(sequence.stop for sequence in layout.sequences),
-            max_keys=self._max_keys,
-            block_size=0 if scattered else cache.block_size,
+            scattered,
         )
         logits = self._replayed(bucket, lambda inputs: inputs.write(layout))
         if logits is None:
@@ -155,13 +153,8 @@ class CapturedBackend:
         """Chains of the sequences `which`, of equally many steps, all on branches or none."""
         sequences = [layout.sequences[i] for i in which]
         steps, noisy = inputs[0].steps, any(item.noise is not None for item in inputs)
-        bucket = bucket_of(
-            len(inputs),
-            1,
-            max(sequence.start for sequence in sequences) + steps,
-            max_keys=self._max_keys,
-            block_size=0 if sequences[0].own else self._cache.block_size,
-        )
+        longest = max(sequence.start for sequence in sequences) + steps
+        bucket = self._bucket_of(len(inputs), 1, longest, bool(sequences[0].own))
         if bucket is None or (noisy and bucket.sequences * steps * self._vocab_size > MAX_NOISE):
             return None
         ranks = min(max(item.num_others for item in inputs), self._vocab_size - 1)
@@ -169,6 +162,16 @@ class CapturedBackend:
         told = self._replayed(bucket, lambda static: static.write_chains(layout, sequences, inputs))
         # The only copy to the host.
         return None if told is None else chosen_of(told.tolist(), [item.num_others for item in inputs])
+
+    def _bucket_of(self, sequences: int, rows: int, keys: int, scattered: bool) -> Bucket | None:
+        return bucket_of(
+            sequences,
+            rows,
+            keys,
+            max_keys=self._max_keys,
+            block_size=0 if scattered else self._cache.block_size,
+            in_place=self._attention.in_place and not scattered,
+        )
 
     def _replayed(self, bucket: Bucket | None, write: Callable[[StaticInputs], None]) -> Tensor | None:
         if bucket is None:
@@ -186,7 +189,7 @@ class CapturedBackend:
 
     def _record(self, bucket: Bucket, write: Callable[[StaticInputs], None]) -> _Recording | None:
         try:
-            inputs = StaticInputs(bucket, self._cache)
+            inputs = StaticInputs(bucket, self._cache, self._attention)
             # Recording runs the step, which writes to the cache, so the inputs must be the caller's.
             write(inputs)
             recording = _Recording(inputs, self._recorder(self._step(inputs)))

@@ -9,9 +9,13 @@ MAX_SEQUENCES: Final = 256
 MAX_ROWS: Final = 17
 MAX_BATCH_ROWS: Final = 512
 MAX_KEYS: Final = 2**18
-"""Maximum keys of a batch's sequences together. Padding copies masked keys; above this, grouping sequences by
-length is cheaper than saving a launch."""
+"""Maximum keys of a batch's sequences together, if keys are gathered. Padding copies masked keys; above this,
+grouping sequences by length is cheaper than saving a launch."""
 _SMALLEST_KEYS: Final = 256
+_FEW: Final = 8
+"""Sequences up to which attention in place has buckets of keys: several workers may share a sequence, and
+each takes an equal part of the bucket's keys."""
+_SMALLEST_PART: Final = 1024
 ROWS: Final = (1, 2, 3, 5, 9, MAX_ROWS)
 """One more than K for each K that is a power of two, and plain decoding."""
 
@@ -34,7 +38,9 @@ class Bucket:
     """Number of next best tokens reported at each step."""
 
 
-def bucket_of(sequences: int, rows: int, keys: int, *, max_keys: int, block_size: int = 0) -> Bucket | None:
+def bucket_of(
+    sequences: int, rows: int, keys: int, *, max_keys: int, block_size: int = 0, in_place: bool = False
+) -> Bucket | None:
     """The bucket of a batch; None if the batch is too large for one.
 
     Args:
@@ -43,17 +49,30 @@ def bucket_of(sequences: int, rows: int, keys: int, *, max_keys: int, block_size
         keys: keys of the longest sequence, including its new rows.
         max_keys: the limit by the model's length.
         block_size: block size of the cache; 0 for rows whose entries are scattered.
+        in_place: keys are read where they lie, so that padding costs nothing.
     """
     if not 0 < sequences <= MAX_SEQUENCES or not 0 < rows <= MAX_ROWS or keys > max_keys:
         return None
     padded = _sequences(sequences)
     height = next(size for size in ROWS if size >= rows)
-    width = max(_SMALLEST_KEYS, 1 << (keys - 1).bit_length())
+    width = _width_in_place(padded, keys, max_keys) if in_place else _width(keys)
     unit = block_size or 1
     width = -(-min(width, max_keys) // unit) * unit
-    if padded * height > MAX_BATCH_ROWS or padded * width > MAX_KEYS:
+    if padded * height > MAX_BATCH_ROWS or (padded * width > MAX_KEYS and not in_place):
         return None
     return Bucket(padded, height, width, scattered=not block_size)
+
+
+def _width(keys: int) -> int:
+    """Powers of two."""
+    return max(_SMALLEST_KEYS, 1 << (keys - 1).bit_length())
+
+
+def _width_in_place(sequences: int, keys: int, max_keys: int) -> int:
+    """Powers of four for few sequences, else the most."""
+    if sequences > _FEW:
+        return max_keys
+    return max(_SMALLEST_PART, 1 << 2 * ((keys - 1).bit_length() + 1 >> 1))
 
 
 def _sequences(count: int) -> int:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.engine.backends.attention_group import AttentionGroup
+from paceline.engine.backends.cache_attention.gathered import GATHERED
+from paceline.engine.backends.cache_attention.interface import CacheAttention
 from paceline.engine.backends.captured.buckets import Bucket
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import PagedCache
@@ -23,11 +24,11 @@ _MASK: Final = 2**64 - 1
 class StaticInputs:
     """All inputs of a step, in one transfer to the cache's device, which is the current one.
 
-    Padding repeats the last row of a sequence, and the last sequence. A repeated row writes the same entry as
-    its original, so padding changes nothing in the cache; its logits are not returned.
+    Padding repeats the first row of a sequence before it, and the last sequence. A repeated row writes the
+    same entry as its original, so padding changes nothing in the cache; its logits are not returned.
     """
 
-    def __init__(self, bucket: Bucket, cache: PagedCache) -> None:
+    def __init__(self, bucket: Bucket, cache: PagedCache, attention: CacheAttention = GATHERED) -> None:
         self.bucket = bucket
         self._cache = cache
         self._unit = 1 if bucket.scattered else cache.block_size
@@ -50,8 +51,8 @@ class StaticInputs:
         order, then padding. int64 [sequences] for the fourth: the bits of the seeds."""
         self.temperatures = temperature.view(torch.float64)
         self._address = address.view(sequences, width)
-        self._within = torch.arange(self._unit, device=device)
-        self._keys = torch.arange(bucket.keys, device=device)
+        kind = GATHERED if bucket.scattered else attention
+        self._attention = kind.fixed(sequences, rows, bucket.keys, self._unit, device)
         self._sent = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def write(self, layout: PassLayout) -> None:
@@ -60,8 +61,8 @@ class StaticInputs:
         places: list[Indices] = []
         for row, sequence in enumerate(layout.sequences):
             self._write(row, sequence, layout, sequence.stop)
-            first = row * self.bucket.rows
-            places.append(np.arange(first, first + sequence.count))
+            stop = (row + 1) * self.bucket.rows
+            places.append(np.arange(stop - sequence.count, stop))
         count = len(layout.wanted)
         self._wanted[:count] = np.concatenate(places)[layout.wanted]
         self._wanted[count:] = 0
@@ -85,36 +86,18 @@ class StaticInputs:
 
         A row's entry goes to the slot of its position: key p of a sequence is the entry at position p.
         """
-        sequences, rows, keys = self.bucket.sequences, self.bucket.rows, self.bucket.keys
+        sequences, rows, unit = self.bucket.sequences, self.bucket.rows, self._unit
         places = positions.view(sequences, rows)
-        slots = (self._address[:, :, None] * self._unit + self._within).view(sequences, keys)
-        # Masked keys must also be entries of the same sequence: the rest of its last block may hold NaN, and
-        # 0 times NaN is NaN.
-        gather = torch.where(self._keys <= places.amax(1, keepdim=True), slots, slots[:, :1])
+        slots = self._address.gather(1, places // unit) * unit + places % unit
         return RaggedBatch(
             cache=self._cache,
+            attention=self._attention.at(self._address, places),
             input_ids=ids[None],
             position_ids=positions[None],
-            slots=slots.gather(1, places).view(-1),
+            slots=slots.view(-1),
             slot_range=None,
             logits_to_keep=self.wanted,
             num_logits=sequences * rows,
-            groups=[
-                AttentionGroup(
-                    num_sequences=sequences,
-                    num_rows=rows,
-                    num_keys=keys,
-                    first_position=0,
-                    span=None,
-                    rows=None,
-                    slot_range=None,
-                    gather=gather.reshape(-1),
-                    query_positions=places,
-                    device=self._cache.device,
-                    fixed=True,
-                )
-            ],
-            unpack=None,
         )
 
     def _write(self, row: int, sequence: SequenceRows, layout: PassLayout, length: int) -> None:
@@ -125,10 +108,10 @@ class StaticInputs:
             self._address_row(row, sequence.blocks_of_table(-(-length // self._unit)))
 
     def _rows(self, row: int, token_ids: Indices, start: int) -> None:
-        count = len(token_ids)
-        self._ids[row, :count] = token_ids
-        self._ids[row, count:] = token_ids[-1]
-        self._positions[row] = np.minimum(np.arange(self.bucket.rows), count - 1) + start
+        padding = self.bucket.rows - len(token_ids)
+        self._ids[row, :padding] = token_ids[0]
+        self._ids[row, padding:] = token_ids
+        self._positions[row] = np.maximum(np.arange(-padding, len(token_ids)), 0) + start
 
     def _address_row(self, row: int, addresses: Sequence[int] | Indices) -> None:
         line: npt.NDArray[np.int64] = self._addresses[row]
