@@ -100,8 +100,16 @@ class BenchConfig:
     @property
     def drafts_ahead(self) -> bool:
         """True if `paceline serve` drafts ahead by default on these devices; automatic K is measured so."""
-        serving = StackConfig(target_device=self.device, draft_device=self.device_of_draft)
-        return serving.draft_config.lookahead_branches > 0
+        return self._serving.draft_config.lookahead_branches > 0
+
+    @property
+    def block_size(self) -> int:
+        """Positions in a cache block: on a GPU as many as attention in place needs."""
+        return 256 if self._serving.may_use_gpus else 16
+
+    @property
+    def _serving(self) -> StackConfig:
+        return StackConfig(target_device=self.device, draft_device=self.device_of_draft)
 
     @property
     def device_of_draft(self) -> str:

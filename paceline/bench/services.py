@@ -21,7 +21,6 @@ from paceline.core.config import CoordinatorConfig
 from paceline.supervisor import Sink, StackConfig, serve_stack
 
 _LOOKAHEAD_BRANCHES = 8  # of the draft worker with lookahead; the other has 0
-_BLOCK_SIZE = 16
 _DEFAULT_ROOM = 256  # lower bound of max_running
 _BLOCKS_OF_A_BRANCH = 4  # blocks not shared with the ledger
 _START_TIMEOUT = 900.0
@@ -40,7 +39,7 @@ class Services:
 def blocks_needed(config: BenchConfig, prompts: Sequence[Prompt]) -> int:
     """Cache blocks for all concurrent requests and branches, so that the pool never limits a measurement."""
     longest = max(len(prompt) for prompt in prompts) + config.longest_answer + 2 * max(config.k)
-    each = -(-longest // _BLOCK_SIZE) + 1
+    each = -(-longest // config.block_size) + 1
     return each * max(config.concurrency) + _BLOCKS_OF_A_BRANCH * _LOOKAHEAD_BRANCHES
 
 
@@ -58,7 +57,7 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
         target_threads=config.threads,
         draft_threads=config.threads,
         num_blocks=blocks_needed(config, prompts),
-        block_size=_BLOCK_SIZE,
+        block_size=config.block_size,
         # All arms use the same prompts, and each must compute them, as the peers do.
         prefix_cache=False,
         start_timeout=_START_TIMEOUT,

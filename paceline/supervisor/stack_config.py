@@ -133,7 +133,7 @@ class StackConfig(StackOptions):
             _check_share(name, self.gpu_memory_utilization)
             if self.num_blocks is not None:
                 raise InvalidArgumentError(name, "cannot be used with num_blocks")
-            if all(_on_cpu(self._device_of(role)) for role in self.worker_roles):
+            if not self.may_use_gpus:
                 raise InvalidArgumentError(name, "requires a GPU, but no worker is on one")
         if self._on_one_gpu:
             shares = [self._gpu_share_of(role) or 0.0 for role in self.worker_roles]
@@ -154,6 +154,11 @@ class StackConfig(StackOptions):
     def worker_roles(self) -> tuple[str, ...]:
         """The roles of the workers."""
         return ("target", "draft") if self.draft_model else ("target",)
+
+    @property
+    def may_use_gpus(self) -> bool:
+        """True unless all workers compute on a CPU."""
+        return not all(_on_cpu(self._device_of(role)) for role in self.worker_roles)
 
     def worker_config(self, role: str) -> DraftConfig | TargetConfig:
         """The configuration of the `target` or the `draft` worker."""

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from paceline.engine.backends.cache_attention import gathered
+from paceline.engine.backends.cache_attention.varlen import VarlenAttention
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.engine.device import keep_attention_from_cudnn
 from paceline.engine.layout import PassLayout, SequenceInput
+from paceline.engine.loading.attention_choice import error_in_trial
 from paceline.kv import BlockTable
 
 pytestmark = pytest.mark.gpu
@@ -79,3 +81,15 @@ def test_attention_with_little_copy_space_equals_the_reference(
     """Query heads in parts of one, which is given no copy, and of several: the bits may differ."""
     monkeypatch.setattr(gathered, "_COPIED_BYTES", room)
     test_attention_of_one_sequence_equals_the_reference(cuda, torch.bfloat16, 4, 128, scattered=False)
+
+
+@pytest.mark.parametrize("window", [None, 7, 300])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("per_kv", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_attention_in_place_passes_its_trial(
+    cuda: torch.device, dtype: torch.dtype, per_kv: int, head_dim: int, window: int | None
+) -> None:
+    """Against the gathered attention, which the tests above compare with sums in float64."""
+    layer = LayerLayout(KV_HEADS, head_dim, head_dim, window, per_kv)
+    assert error_in_trial(VarlenAttention(), [layer], dtype, cuda) is None

@@ -17,6 +17,7 @@ from paceline.bench.services import blocks_needed
 from paceline.cli.commands import bench
 from paceline.cli.commands.bench import configured
 from paceline.core.errors import UnavailableError
+from paceline.engine.backends.cache_attention.varlen import BLOCK
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_every_arm_comes_first_once() -> None:
 def test_the_pool_holds_all_requests_at_once() -> None:
     config = replace(QUICK, concurrency=(3, 5), max_tokens=80)
     tokens = 40 + 120 + config.k[0]
-    assert blocks_needed(config, [(1,) * 40, (1,)]) * 16 >= 5 * tokens
+    assert blocks_needed(config, [(1,) * 40, (1,)]) * config.block_size >= 5 * tokens
 
 
 @pytest.mark.parametrize(("cores", "ahead"), [(1, False), (2, True), (4, True)])
@@ -124,3 +125,8 @@ def test_a_gpu_draft_drafts_ahead_of_a_cpu_target(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0,))
     assert not replace(FULL, device="cpu").drafts_ahead
     assert replace(FULL, device="cpu", draft_device="cuda").drafts_ahead
+
+
+def test_blocks_on_a_gpu_can_be_read_in_place() -> None:
+    assert replace(FULL, device="cpu").block_size == 16
+    assert replace(FULL, device="cuda").block_size == BLOCK

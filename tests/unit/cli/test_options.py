@@ -30,6 +30,7 @@ _WORKER: dict[str, Any] = {
     "host": "::1",
     "device": "cuda:1",
     "dtype": "bfloat16",
+    "attention_backend": "varlen",
     "log_format": "json",
     "otlp_traces_endpoint": "http://c:4317",
 }

@@ -422,15 +422,15 @@ class Unwritten(StaticInputs):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._keys.fill_(-1)
+        self._attention.key_positions.fill_(-1)  # type: ignore[attr-defined]
 
 
 class Forgetful(StaticInputs):
     """Does not fill up rows: what the last batch had there is written once more."""
 
     def _rows(self, row: int, token_ids: Indices, start: int) -> None:
-        self._ids[row, : len(token_ids)] = token_ids
-        self._positions[row, : len(token_ids)] = range(start, start + len(token_ids))
+        self._ids[row, -len(token_ids) :] = token_ids
+        self._positions[row, -len(token_ids) :] = range(start, start + len(token_ids))
 
 
 class Uncounted(StaticInputs):

@@ -16,6 +16,7 @@ from paceline import assets
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine.backends.attention import inspect_attention
 from paceline.engine.backends.cache_attention.group import AttentionGroup
+from paceline.engine.backends.cache_attention.interface import CacheAttention
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import PagedCache
 from paceline.engine.layout import PassLayout, SequenceInput
@@ -117,8 +118,8 @@ def all_zero(_layout: PassLayout, positions: Tensor) -> Tensor:
 def planted(fault: Callable[[PassLayout, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     build = RaggedBatch.build
 
-    def wrong(layout: PassLayout, cache: PagedCache) -> RaggedBatch:
-        batch = build(layout, cache)
+    def wrong(layout: PassLayout, cache: PagedCache, attention: CacheAttention) -> RaggedBatch:
+        batch = build(layout, cache, attention)
         batch.position_ids = fault(layout, batch.position_ids)
         return batch
 
@@ -164,8 +165,8 @@ def test_the_self_check_sees_a_swapped_row(dtype: torch.dtype, monkeypatch: pyte
     """A prompt's pass wants one row; with all rows the order would hide it."""
     build = RaggedBatch.build
 
-    def wrong(layout: PassLayout, cache: PagedCache) -> RaggedBatch:
-        batch = build(layout, cache)
+    def wrong(layout: PassLayout, cache: PagedCache, attention: CacheAttention) -> RaggedBatch:
+        batch = build(layout, cache, attention)
         if len(layout.sequences) == 1 and len(layout.wanted) < layout.sequences[0].count:
             batch.logits_to_keep = torch.tensor([0])
         return batch

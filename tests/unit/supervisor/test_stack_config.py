@@ -26,6 +26,7 @@ SET_BY_THE_STACK = {
 }
 SET_BY_THE_STACK |= {"worker_tls_certificate", "worker_tls_key", "worker_tls_ca"}
 CHOICES = {
+    "attention_backend": "gathered",
     "generation_config": "none",
     "num_speculative_tokens_per_batch_size": "[[1, 4, 5]]",
     "log_format": "json",
