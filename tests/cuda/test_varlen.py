@@ -68,7 +68,7 @@ def test_a_round_in_place_answers_as_a_cpu(
 @pytest.mark.parametrize("family", mostly_full(CONFIGS, count=2))
 def test_a_family_records_in_place_or_is_gathered(cuda: PretendedCuda, calls: list[int], family: str) -> None:
     """A softcap and unusual heads are gathered; both have the logits of a CPU."""
-    runner = new_runner(random_model(CONFIGS[family](), seed=1), DEVICE, "auto")
+    runner = new_runner(random_model(CONFIGS[family](), seed=1), DEVICE, attention_backend="auto")
     recorded = captured_of(runner).num_recorded
     calls.clear()
     check_alike(family, runner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from torch import Tensor
@@ -13,15 +14,18 @@ from paceline.engine.backends.captured.buckets import MAX_SEQUENCES, ROWS, Bucke
 from paceline.engine.backends.captured.choosing import choosing_step
 from paceline.engine.backends.captured.recording import Step
 from paceline.engine.backends.captured.static_inputs import StaticInputs
-from paceline.engine.backends.ragged_batch import RaggedBatch
+from paceline.engine.backends.interface import Recordable
 from paceline.engine.cache import PagedCache
+
+Fitting = Callable[[int, int, int], Bucket | None]
+"""The bucket of a number of sequences, rows and keys; None if there is none."""
 
 _RANKS: Final = 8
 """Next best tokens of a chain's steps."""
 
 
 def largest_steps(
-    recordable: Callable[[RaggedBatch], Tensor],
+    recordable: Recordable,
     cache: PagedCache,
     *,
     max_keys: int,
@@ -32,27 +36,30 @@ def largest_steps(
 
     def step_of(bucket: Bucket) -> Step:
         def step() -> Tensor:
-            inputs = StaticInputs(bucket, cache)
+            inputs = StaticInputs(bucket, cache, recordable.attention)
             if bucket.steps:
-                return choosing_step(recordable, inputs, vocab_size)()
-            return recordable(inputs.batch(inputs.ids, inputs.positions))
+                return choosing_step(recordable.forward, inputs, vocab_size)()
+            return recordable.forward(inputs.batch(inputs.ids, inputs.positions))
 
         return step
 
-    buckets = largest_buckets(max_keys, cache.block_size)
+    fitting = partial(
+        bucket_of, max_keys=max_keys, block_size=cache.block_size, in_place=recordable.attention.in_place
+    )
+    buckets = largest_buckets(fitting, max_keys)
     if chains:
-        buckets += largest_chains(max_keys, cache.block_size, vocab_size)
+        buckets += largest_chains(fitting, vocab_size)
     return [step_of(bucket) for bucket in buckets]
 
 
-def largest_buckets(max_keys: int, block_size: int) -> list[Bucket]:
+def largest_buckets(fitting: Fitting, max_keys: int) -> list[Bucket]:
     """The one with the most keys together, and the one with the most rows."""
     found = [
         bucket
         for sequences in range(1, MAX_SEQUENCES + 1)
         for rows in ROWS
         for keys in (rows, max_keys)
-        if (bucket := bucket_of(sequences, rows, keys, max_keys=max_keys, block_size=block_size))
+        if (bucket := fitting(sequences, rows, keys))
     ]
 
     def by_keys(bucket: Bucket) -> tuple[int, int]:
@@ -61,17 +68,16 @@ def largest_buckets(max_keys: int, block_size: int) -> list[Bucket]:
     return [max(found, key=by_keys), max(found, key=lambda bucket: by_keys(bucket)[::-1])]
 
 
-def largest_chains(max_keys: int, block_size: int, vocab_size: int) -> list[Bucket]:
+def largest_chains(fitting: Fitting, vocab_size: int) -> list[Bucket]:
     """Those of the most sequences, greedy and with noise."""
     largest = []
     for noisy, most in ((False, MAX_SEQUENCES), (True, min(MAX_SEQUENCES, MAX_NOISE // vocab_size))):
         # The number of sequences is rounded up.
-        fitting = (
+        buckets = (
             bucket
             for sequences in range(most, 0, -1)
-            if (bucket := bucket_of(sequences, 1, 1, max_keys=max_keys, block_size=block_size))
-            and bucket.sequences <= most
+            if (bucket := fitting(sequences, 1, 1)) and bucket.sequences <= most
         )
-        if (bucket := next(fitting, None)) is not None:
+        if (bucket := next(buckets, None)) is not None:
             largest.append(replace(bucket, steps=1, noisy=noisy, ranks=min(_RANKS, vocab_size - 1)))
     return largest
