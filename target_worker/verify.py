@@ -18,13 +18,13 @@ from paceline.core.types import (
     SequenceParams,
     SparseDistribution,
 )
-from paceline.decoding.rows.row_context import RowContext, ledger_counts
+from paceline.decoding.rows.row_context import RowContext, counts_of
 from paceline.decoding.rows.row_params import RowParams
 from paceline.decoding.rows.row_params_cache import RowParamsCache
-from paceline.decoding.transfer import rows_at
+from paceline.decoding.transfer import rows_at, to_host
 from paceline.decoding.transforms import scores_of
 from paceline.engine.scheduling.mask import restricted
-from paceline.engine.scheduling.passes import broken_rows, usable_rows
+from paceline.engine.scheduling.passes import broken_rows, row_checks, usable_rows
 from target_worker.acceptance.interface import JudgeFew, Pending, RuleOutcome, on_host
 from target_worker.acceptance.items import VerifyItem, rows_of, sound_items, starts_of
 from target_worker.acceptance.noise import RoundNoise
@@ -91,8 +91,8 @@ def verify_items(
     """
     if not on_host(logits):
         pending = judge_all(items, allowed, eos_token_ids)
-        usable, numbers = _to_host([usable_rows(logits).long(), pending.numbers])
-        return _of_sound(items, pending.read(numbers), sound_items(items, usable))
+        numbers, *checks = to_host([pending.numbers, *row_checks(logits)])
+        return _of_sound(items, pending.read(numbers.tolist()), sound_items(items, usable_rows(*checks)))
     if allowed is logits and logits.numel() <= _FEW and (judge_few := _shortcut(items, eos_token_ids)):
         return _settled(items, judge_few(items, logits))
     sound = sound_items(items, [not broken for broken in broken_rows(logits)])
@@ -109,7 +109,7 @@ def _judge_now(
     items: Sequence[VerifyItem], logits: Tensor, eos_token_ids: Sequence[int]
 ) -> list[RuleOutcome]:
     pending = judge_all(items, logits, eos_token_ids)
-    return pending.read(_to_host([pending.numbers])[0])
+    return pending.read(to_host([pending.numbers])[0].tolist())
 
 
 def judge_all(items: Sequence[VerifyItem], logits: Tensor, eos_token_ids: Sequence[int]) -> Pending:
@@ -124,7 +124,7 @@ def judge_all(items: Sequence[VerifyItem], logits: Tensor, eos_token_ids: Sequen
         rows = logits if len(members) == 1 else rows_at(logits, rows_of(group, [starts[i] for i in own]))
         row_params = _params_of(group, rows.device, eos_token_ids)
         scores = scores_of(rows, row_params, _context(group, row_params, rows.shape[1]))
-        parts.append(RULES[mode].judge(group, scores, RoundNoise(group, rows.device)))
+        parts.append(RULES[mode].judge(group, scores, RoundNoise(group)))
     return parts[0] if len(parts) == 1 else _together(parts, list(members.values()))
 
 
@@ -139,12 +139,6 @@ def _together(parts: Sequence[Pending], members: Sequence[Sequence[int]]) -> Pen
         return [outcomes[i] for i in range(len(outcomes))]
 
     return Pending(torch.cat([part.numbers for part in parts]), read)
-
-
-def _to_host(tensors: Sequence[Tensor]) -> list[Sequence[int]]:
-    """int64 tensors of one dimension, in one copy."""
-    values: list[int] = (tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))).tolist()
-    return _split(values, [len(tensor) for tensor in tensors])
 
 
 def _split(values: Sequence[int], sizes: Sequence[int]) -> list[Sequence[int]]:
@@ -202,15 +196,11 @@ def _context(items: Sequence[VerifyItem], row_params: RowParams, vocab_size: int
     """What came before each row, where a request's parameters depend on it."""
     if not row_params.needs_context:
         return None
-    wanted = set(row_params.needs_counts)
     return RowContext.build(
         row_params,
         [len(item.ledger) - item.params.prompt_length for item in items],
         [item.proposal.token_ids for item in items],
-        [
-            ledger_counts(item.ledger, item.params.prompt_length, vocab_size) if i in wanted else None
-            for i, item in enumerate(items)
-        ],
+        counts_of(row_params, lambda i: (items[i].ledger, items[i].params.prompt_length), vocab_size),
         ledgers=[item.ledger for item in items],
     )
 

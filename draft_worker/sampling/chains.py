@@ -14,9 +14,7 @@ from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, SparseDra
 
 def can_chain(draft: PartialDraft, skills: ChainSkills | None, eos_token_ids: Sequence[int]) -> bool:
     """True when a drafter with these skills can draw all remaining tokens of the draft."""
-    if skills is None or draft.grammar is not None or not draws_alone(draft.params, eos_token_ids):
-        return False
-    return draft.tape.uniforms is None or skills.supports
+    return skills is not None and draft.grammar is None and draws_alone(draft.params, eos_token_ids)
 
 
 def chain_of(

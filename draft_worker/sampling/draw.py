@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.core.limits import MAX_BAD_WORD_TOKENS
 from paceline.core.types import SequenceParams, SparseDistribution
-from paceline.decoding.coupled import ranked
+from paceline.decoding.coupled import Noise, Ranks, ranked, ranked_in_tensors, ranks_of
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
-from paceline.decoding.rows.row_context import RowContext, ledger_counts
+from paceline.decoding.rows.row_context import RowContext, counts_of
 from paceline.decoding.rows.row_params import RowParams
 from paceline.decoding.rows.row_params_cache import RowParamsCache
-from paceline.decoding.support import draw_sparse
-from paceline.decoding.transfer import rows_at
+from paceline.decoding.sampling import to_sparse
+from paceline.decoding.support import draw_in_tensors, draw_sparse
+from paceline.decoding.transfer import rows_at, to_device, to_host
 from paceline.decoding.transforms import scores_of
+from paceline.engine.scheduling.passes import broken_rows, row_checks, usable_rows
 
 _row_params = RowParamsCache()
 
@@ -67,27 +70,34 @@ class DrawStep:
     tape: NoiseTape
     """Noise of the whole round."""
 
+    @property
+    def tokens(self) -> list[int]:
+        """What the next token follows."""
+        return [*self.ledger, *self.drafts]
+
 
 def draw_tokens(
     steps: Sequence[DrawStep],
     logits: Tensor,
+    allowed: Tensor,
     support_mass: float,
     support_bound: int,
     eos_token_ids: Sequence[int] = (),
     num_others: int = 0,
-) -> list[Drawn]:
+) -> list[Drawn | None]:
     """Draw the next draft token of every sequence.
 
     Args:
         steps: one per sequence.
         logits: float [S, V], the draft's logits after each sequence's tokens so far.
+        allowed: the same with -inf for what the requests' grammars forbid; `logits` itself without any.
         support_mass: share of q's probability mass that a sparse distribution keeps.
         support_bound: maximum number of tokens in a sparse distribution.
         eos_token_ids: the model's end-of-sequence ids, needed for `min_tokens`.
         num_others: how many other tokens to rank.
 
     Returns:
-        One token per sequence, in order.
+        One token per sequence, in order; None where the logits are no distribution.
     """
     row_params = _row_params.build(
         [step.params.sampling for step in steps],
@@ -96,17 +106,82 @@ def draw_tokens(
         eos_token_ids,
         [step.params.bad_words_token_ids for step in steps],
     )
-    scores = scores_of(logits, row_params, _context(steps, row_params, logits.shape[1]))
+    scores = scores_of(allowed, row_params, _context(steps, row_params, logits.shape[1]))
     by_ratio = [i for i, step in enumerate(steps) if step.tape.uniforms is not None]
-    drawn = _draw_from_supports(steps, by_ratio, scores, support_mass, support_bound) if by_ratio else {}
-    if len(by_ratio) == len(steps) and not num_others:
-        return [drawn[i] for i in by_ratio]
     noise = [
         None if step.tape.coupled is None else step.tape.coupled.after(len(step.drafts)) for step in steps
     ]
-    ranks = ranked(scores, noise, num_others + 1)
-    proposed = [drawn.get(i) or Drawn(best[0][0]) for i, best in enumerate(ranks)]
-    return _with_others(proposed, ranks, scores, num_others) if num_others else proposed
+    num_ranks = num_others + 1 if num_others or len(by_ratio) < len(steps) else 0
+    draws = None
+    if by_ratio:
+        rows = scores if len(by_ratio) == len(steps) else rows_at(scores, by_ratio)
+        u = torch.tensor([_uniform(steps[i]) for i in by_ratio], dtype=torch.float64)
+        draws = _Draws(rows, u, support_mass, support_bound)
+    read = _read_on_host if scores.device.type == "cpu" else _read_from_device
+    found = read(logits, scores, noise, num_ranks, draws)
+    by_step = dict(zip(by_ratio, found.drawn, strict=True))
+    drawn = [by_step.get(i) or Drawn(found.ranks[i][0][0]) for i in range(len(steps))]
+    if num_others:
+        own_scores = dict(zip(by_ratio, found.own_scores, strict=True))
+        drawn = _with_others(drawn, found.ranks, own_scores, num_others)
+    return [None if broken else token for token, broken in zip(drawn, found.broken, strict=True)]
+
+
+class _Draws(NamedTuple):
+    """R rows to draw from supports."""
+
+    rows: Tensor
+    """float32 [R, V]: scores."""
+    u: Tensor
+    """float64 [R], on the host."""
+    mass: float
+    bound: int
+
+
+class _Found(NamedTuple):
+    """What is read of S rows, of which R are drawn from supports."""
+
+    drawn: Sequence[Drawn]
+    """R tokens."""
+    own_scores: Sequence[float]
+    """R scores of these tokens, without noise."""
+    ranks: Ranks
+    """S rows; none if no ranks are wanted."""
+    broken: Sequence[bool]
+    """S: rows of the logits that are no distribution."""
+
+
+def _read_on_host(
+    logits: Tensor, scores: Tensor, noise: Noise, num_ranks: int, draws: _Draws | None
+) -> _Found:
+    drawn, own_scores = list[Drawn](), list[float]()
+    if draws is not None:
+        tokens, distributions = draw_sparse(*draws)
+        drawn = list(map(Drawn, tokens, distributions))
+        own_scores = draws.rows[range(len(tokens)), tokens].tolist()
+    ranks = ranked(scores, noise, num_ranks) if num_ranks else []
+    return _Found(drawn, own_scores, ranks, broken_rows(logits))
+
+
+def _read_from_device(
+    logits: Tensor, scores: Tensor, noise: Noise, num_ranks: int, draws: _Draws | None
+) -> _Found:
+    """As `_read_on_host`, in one copy from the device."""
+    told = [*row_checks(logits)]
+    if draws is not None:
+        rows, u, mass, bound = draws
+        chosen, *distributions = draw_in_tensors(rows, to_device(u, rows.device), mass, bound)
+        told += [chosen, rows.gather(1, chosen[:, None])[:, 0], *distributions]
+    if num_ranks:
+        told += ranked_in_tensors(scores, noise, num_ranks)
+    largest, sums, *told = to_host(told)
+    drawn, own_scores = list[Drawn](), list[float]()
+    if draws is not None:
+        tokens, own, ids, probabilities, lengths, *told = told
+        own_scores = own.tolist()
+        drawn = list(map(Drawn, tokens.tolist(), to_sparse(ids, probabilities, lengths)))
+    broken = [not usable for usable in usable_rows(largest, sums)]
+    return _Found(drawn, own_scores, ranks_of(*told) if told else [], broken)
 
 
 def draws_alone(params: SequenceParams, eos_token_ids: Sequence[int]) -> bool:
@@ -116,16 +191,6 @@ def draws_alone(params: SequenceParams, eos_token_ids: Sequence[int]) -> bool:
     return row_params.only_temperature
 
 
-def _draw_from_supports(
-    steps: Sequence[DrawStep], members: Sequence[int], scores: Tensor, support_mass: float, support_bound: int
-) -> dict[int, Drawn]:
-    """Draw for the steps whose drafts are judged by a probability ratio. Returns tokens by step index."""
-    rows = scores if len(members) == len(steps) else rows_at(scores, members)
-    u = [_uniform(steps[i]) for i in members]
-    drawn = draw_sparse(rows, torch.tensor(u, dtype=torch.float64), support_mass, support_bound)
-    return dict(zip(members, map(Drawn, *drawn), strict=True))
-
-
 def _uniform(step: DrawStep) -> float:
     """The uniform number for a step's draw, if its draft is judged by a probability ratio."""
     assert step.tape.uniforms is not None
@@ -133,23 +198,19 @@ def _uniform(step: DrawStep) -> float:
 
 
 def _with_others(
-    drawn: Sequence[Drawn], ranks: Sequence[Sequence[tuple[int, float]]], scores: Tensor, count: int
+    drawn: Sequence[Drawn], ranks: Ranks, own_scores: Mapping[int, float], count: int
 ) -> list[Drawn]:
     """Add the next best tokens and the margin to each drawn token.
 
     Args:
         drawn: S tokens.
         ranks: the best tokens of each row and their values, best first.
-        scores: float [S, V], without noise; used for drawn tokens that are not the best of their row.
+        own_scores: scores of those tokens that need not be the best of their rows, by row.
         count: how many other tokens to report.
     """
-    own = [best[0][1] for best in ranks]
-    away = [i for i, (d, best) in enumerate(zip(drawn, ranks, strict=True)) if d.token_id != best[0][0]]
-    if away:
-        for i, score in zip(away, scores[away, [drawn[i].token_id for i in away]].tolist(), strict=True):
-            own[i] = score
     told = []
-    for d, best, score in zip(drawn, ranks, own, strict=True):
+    for i, (d, best) in enumerate(zip(drawn, ranks, strict=True)):
+        score = best[0][1] if d.token_id == best[0][0] else own_scores[i]
         others = [entry for entry in best if entry[0] != d.token_id]
         margin = score - others[0][1] if others else math.inf
         told.append(replace(d, others=tuple(token for token, _ in others[:count]), margin=margin))
@@ -160,17 +221,11 @@ def _context(steps: Sequence[DrawStep], row_params: RowParams, vocab_size: int) 
     """Context of each row; a sequence's context ends with its last draft token."""
     if not row_params.needs_context:
         return None
-    wanted = set(row_params.needs_counts)
     return RowContext.build(
         row_params,
         [len(step.ledger) + len(step.drafts) - step.params.prompt_length for step in steps],
         [()] * len(steps),
-        [
-            ledger_counts([*step.ledger, *step.drafts], step.params.prompt_length, vocab_size)
-            if i in wanted
-            else None
-            for i, step in enumerate(steps)
-        ],
+        counts_of(row_params, lambda i: (steps[i].tokens, steps[i].params.prompt_length), vocab_size),
         ledgers=[
             [*step.ledger[-MAX_BAD_WORD_TOKENS:], *step.drafts] if step.params.bad_words_token_ids else ()
             for step in steps

@@ -13,7 +13,6 @@ from draft_worker.sampling.partial_draft import PartialDraft
 from draft_worker.sampling.restrictions import restricted_steps, restrictions_of
 from paceline.core.config import DraftConfig
 from paceline.engine.scheduling.mask import restricted
-from paceline.engine.scheduling.passes import broken_rows
 
 _FLOAT: Final = Struct("<f")
 
@@ -39,16 +38,14 @@ class TokenSampler:
             allowed = restricted(logits, restrictions, [1] * len(steps))
         drawn = draw_tokens(
             steps,
+            logits,
             allowed,
             self._config.support_mass,
             self._config.support_bound,
             self._eos_token_ids,
             self.num_others,
         )
-        broken = broken_rows(logits)
-        return [
-            token if not bad and _has_mass(token) else None for token, bad in zip(drawn, broken, strict=True)
-        ]
+        return [token if token is not None and _has_mass(token) else None for token in drawn]
 
 
 def _has_mass(token: Drawn) -> bool:

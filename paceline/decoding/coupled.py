@@ -18,11 +18,12 @@ from torch import Tensor
 from paceline.decoding.cuda.kernels import gumbel_kernels
 from paceline.decoding.gumbel_argmax import best_rows
 from paceline.decoding.noise import MAX_NOISE, CoupledNoise, gumbel
-from paceline.decoding.transfer import to_device
+from paceline.decoding.transfer import to_device, to_host
 
 Noise = Sequence[CoupledNoise | None]
 """The noise of each row; None for a greedy row."""
 _NOTHING = (0, -math.inf)
+Array = npt.NDArray[Any]
 
 
 def coupled_choice(scores: Tensor, noise: Noise) -> Tensor:
@@ -41,7 +42,11 @@ def coupled_choice(scores: Tensor, noise: Noise) -> Tensor:
     return _choice_in_tensors(scores, noise)
 
 
-def ranked(scores: Tensor, noise: Noise, count: int) -> list[list[tuple[int, float]]]:
+Ranks = list[list[tuple[int, float]]]
+"""(token, score + noise) of each row, best first."""
+
+
+def ranked(scores: Tensor, noise: Noise, count: int) -> Ranks:
     """The tokens with the highest score + noise in every row, and those values.
 
     Args:
@@ -52,10 +57,14 @@ def ranked(scores: Tensor, noise: Noise, count: int) -> list[list[tuple[int, flo
     Returns:
         (token, value), best first; fewer than `count` if fewer are allowed, but at least one.
     """
-    count = min(count, scores.shape[1])
-    best = _best_on_host if scores.device.type == "cpu" else _best_in_tensors
-    tokens, values = (part.tolist() for part in best(scores, noise, count))
-    rows = (zip(*row, strict=True) for row in zip(tokens, values, strict=True))
+    if scores.device.type == "cpu":
+        return ranks_of(*_best_on_host(scores, noise, min(count, scores.shape[1])))
+    return ranks_of(*to_host(ranked_in_tensors(scores, noise, count)))
+
+
+def ranks_of(tokens: Array | Tensor, values: Array | Tensor) -> Ranks:
+    """`ranked` from the tokens and values [R, count] of its rows, on the host."""
+    rows = (zip(*row, strict=True) for row in zip(tokens.tolist(), values.tolist(), strict=True))
     return [[entry for entry in row if entry[1] > -math.inf] or [_NOTHING] for row in rows]
 
 
@@ -112,17 +121,19 @@ def _streams(noise: Noise, device: torch.device) -> Tensor:
     return to_device(torch.from_numpy(numbers.view(np.int64)), device)
 
 
-def _best_in_tensors(scores: Tensor, noise: Noise, count: int) -> tuple[Tensor, Tensor]:
-    """As `_best_on_host`, on a device, with one copy to the host."""
+def ranked_in_tensors(scores: Tensor, noise: Noise, count: int) -> tuple[Tensor, Tensor]:
+    """`ranked` on a device, which it does not wait for.
+
+    Returns:
+        Tokens int64 and values float64, both [R, min(count, V)], best first; -inf if a row has fewer.
+    """
     kernels = gumbel_kernels(scores.device) if count == 1 else None
     if kernels is not None:
         chosen, best = kernels.choose(scores, None, *_streams(noise, scores.device))
-        told = torch.stack([chosen.double(), best], dim=-1).cpu()
-        return told[:, :1].long(), told[:, 1:]
+        return chosen[:, None], best[:, None]
     sums = add_coupled_noise(scores, noise).double()
-    values, tokens = sums.topk(count, dim=-1)
+    values, tokens = sums.topk(min(count, scores.shape[1]), dim=-1)
     # Among equals the lowest id must come first; `topk` guarantees no order.
     first = sums.argmax(-1, keepdim=True)
     others = torch.where(tokens == first, tokens[:, :1], tokens)[:, 1:]
-    told = torch.cat([first.double(), others.double(), values], dim=-1).cpu()  # float64 holds ids exactly
-    return told[:, :count].long(), told[:, count:]
+    return torch.cat([first, others], dim=-1), values

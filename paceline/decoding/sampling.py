@@ -77,19 +77,17 @@ def truncate_support(
         bound: most tokens per row.
 
     Returns:
-        ids int64 [R, M] and probabilities float32 [R, M] in descending order, 0 beyond a row's length;
-        lengths int64 [R], at least 1; and the mass kept before renormalising, float64 [R].
+        ids int64 [R, min(bound, V)] and probabilities float32 of the same shape in descending order, 0 beyond
+        a row's length; lengths int64 [R], at least 1; and the mass kept before renormalising, float64 [R].
     """
-    top, ids = probabilities.double().topk(min(bound, probabilities.shape[1]), dim=-1)
+    top, ids = probabilities.topk(min(bound, probabilities.shape[1]), dim=-1)
+    top = top.double()
     cumulative = top.cumsum(-1)
     kept = (cumulative - top < mass) & (top > 0)
     kept[:, 0] = True
-    lengths = kept.sum(-1)
-    longest = int(lengths.max()) if len(lengths) else 0
-    ids, top, kept = ids[:, :longest], top[:, :longest], kept[:, :longest]
     top = top * kept
     total = top.sum(-1)
-    return ids * kept, (top / total[:, None]).float(), lengths, total
+    return ids * kept, (top / total[:, None]).float(), kept.sum(-1), total
 
 
 def to_sparse(ids: Tensor, probabilities: Tensor, lengths: Tensor) -> list[SparseDistribution]:

@@ -8,7 +8,21 @@ from torch import Tensor
 from paceline.core.types import SparseDistribution
 from paceline.decoding.cpu.distributions import draw_rows
 from paceline.decoding.sampling import draw, to_sparse, truncate_support, wire_form
-from paceline.decoding.transfer import to_device
+from paceline.decoding.transfer import to_device, to_host
+
+
+def draw_in_tensors(
+    scores: Tensor, u: Tensor, mass: float, bound: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`draw_sparse` on a device, which it neither waits for nor copies to. `u` is on the device.
+
+    Returns:
+        The tokens, int64 [R]; then ids int64 and probabilities float32 [R, min(bound, V)], and lengths
+        int64 [R], as `truncate_support` gives them.
+    """
+    ids, probabilities, lengths, _ = truncate_support(scores.softmax(-1), mass, bound)
+    column = draw(probabilities, u)
+    return ids.gather(1, column[:, None])[:, 0], ids, probabilities, lengths
 
 
 def draw_sparse(
@@ -28,9 +42,8 @@ def draw_sparse(
         R tokens and R distributions; both are invalid for a row that is not a distribution.
     """
     if scores.device.type != "cpu":
-        ids, probabilities, lengths, _ = truncate_support(scores.softmax(-1), mass, bound)
-        column = draw(probabilities, to_device(u, scores.device))
-        return ids.gather(1, column[:, None])[:, 0].tolist(), to_sparse(ids, probabilities, lengths)
+        drawn, *support = to_host(draw_in_tensors(scores, to_device(u, scores.device), mass, bound))
+        return drawn.tolist(), to_sparse(*support)
     rows, size = len(scores), min(bound, scores.shape[1])
     supports = np.empty((rows, size), dtype=np.uint32), np.empty((rows, size), dtype=np.float32)
     found = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Small tensors from the host to a device, without waiting for it."""
+"""Small tensors from the host to a device without waiting for it, and results back with one wait."""
 
 from __future__ import annotations
 
@@ -24,3 +24,15 @@ def to_device(tensor: Tensor, device: torch.device | None) -> Tensor:
 def rows_at(tensor: Tensor, rows: Sequence[int]) -> Tensor:
     """The rows of a tensor at these places, without waiting for its device."""
     return tensor.index_select(0, to_device(torch.tensor(rows, dtype=torch.int64), tensor.device))
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, which are on one device, on the host: in one copy, whatever their types and shapes."""
+    if len(tensors) == 1 or all(tensor.device.type == "cpu" for tensor in tensors):
+        return [tensor.cpu() for tensor in tensors]
+    # Widest numbers first: each tensor then begins at a multiple of its numbers' size.
+    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].itemsize)
+    packed = torch.cat([tensors[i].reshape(-1).view(torch.uint8) for i in order]).cpu()
+    parts = torch.split(packed, [tensors[i].nbytes for i in order])
+    on_host = dict(zip(order, parts, strict=True))
+    return [on_host[i].view(tensor.dtype).view(tensor.shape) for i, tensor in enumerate(tensors)]

@@ -74,8 +74,6 @@ class Chain:
 class ChainSkills:
     """Optional abilities of a runner's chains."""
 
-    supports: bool
-    """Supports `ChainInput.draws`."""
     max_feed: int
     """Maximum tokens that a chain may begin with."""
     row_by_row: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
@@ -17,7 +16,6 @@ class RoundNoise:
     """Computed when a rule asks for it. paceline/decoding/noise.py says what belongs to which position."""
 
     items: Sequence[VerifyItem]
-    device: torch.device
 
     def coupled(self) -> list[CoupledNoise | None]:
         """The noise that draft and target share, one entry a row; None for a row at temperature 0."""
@@ -28,7 +26,7 @@ class RoundNoise:
         ]
 
     def uniforms(self, purpose: Purpose, count: int) -> Tensor:
-        """float64 [S, count] on the device, uniform in (0, 1): `count` numbers for each round."""
+        """float64 [S, count] on the host, uniform in (0, 1): `count` numbers for each round."""
         seeds = [item.seed for item in self.items]
         # Keyed by the round, not by the token.
-        return uniforms(seeds, [len(item.ledger) for item in self.items], purpose, count, self.device)
+        return uniforms(seeds, [len(item.ledger) for item in self.items], purpose, count)

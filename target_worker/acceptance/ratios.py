@@ -71,10 +71,11 @@ def judge_sparsely(
 def judge_densely(
     items: Sequence[VerifyItem], p: Tensor, accept_u: Tensor, next_u: Tensor, test: DenseTest
 ) -> tuple[Tensor, Tensor]:
-    """Judge in tensors, on the device of p; otherwise as `judge_sparsely`."""
+    """Judge in tensors, on the device of p; otherwise as `judge_sparsely`. The uniforms are on the host."""
     draft, num_draft, index = _chains(items, p.device)
     q, rows = _drawn_from(items, draft, p.shape[1]), p[index]
-    decision = test(draft, num_draft, rows, q, accept_u[:, : draft.shape[1]], next_u)
+    u = to_device(torch.cat([accept_u, next_u[:, None]], dim=1), p.device)
+    decision = test(draft, num_draft, rows, q, u[:, : draft.shape[1]], u[:, -1])
     return decision.num_accepted, decision.next_token
 
 

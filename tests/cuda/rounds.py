@@ -33,7 +33,7 @@ from paceline.core.types import (
     SequenceParams,
     SparseDistribution,
 )
-from paceline.decoding import sampling
+from paceline.decoding import sampling, support
 from target_worker.acceptance.items import VerifyItem
 from target_worker.engine import TargetEngine
 from target_worker.verify import verify_items
@@ -236,9 +236,8 @@ def _drawn_in_tensors(
     scores: torch.Tensor, u: torch.Tensor, mass: float, bound: int
 ) -> tuple[list[int], list[SparseDistribution]]:
     """`draw_sparse` as it is on a device."""
-    ids, probabilities, lengths, _ = sampling.truncate_support(scores.softmax(-1), mass, bound)
-    column = sampling.draw(probabilities, u)
-    return ids.gather(1, column[:, None])[:, 0].tolist(), sampling.to_sparse(ids, probabilities, lengths)
+    tokens, *drawn_from = support.draw_in_tensors(scores, u, mass, bound)
+    return tokens.tolist(), sampling.to_sparse(*drawn_from)
 
 
 def _proposal_of(draft: Engine, name: str, number: int, ledger: Sequence[int], k: int) -> Proposal:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from harness.tiers import mostly_full
 
+from paceline.core.types import AcceptanceMode
 from paceline.decoding import coupled
 from paceline.decoding.cuda.kernels import agree
 from target_worker.acceptance import ratios
@@ -18,6 +21,9 @@ from tests.cuda.device import CPU, PretendedCuda
 from tests.cuda.rounds import (
     JUDGINGS,
     KINDS,
+    PROMPT,
+    VOCAB,
+    K,
     Kind,
     Round,
     Row,
@@ -32,26 +38,26 @@ from tests.cuda.workers import models_on
 from tests.unit.engine.runners import captured_of
 
 MOST: dict[str, tuple[int, int]] = {
-    "plain": (1, 18),
-    "plain, greedy": (1, 17),
-    "verification, coupled": (1, 18),
-    "verification, greedy": (1, 17),
-    "verification, rejection": (1, 1057),
-    "verification, block": (1, 1118),
-    "verification, penalties": (1, 41),
-    "verification, structured": (1, 25),
-    "verification, preemption": (1, 68),
+    "plain": (1, 10),
+    "plain, greedy": (1, 9),
+    "verification, coupled": (1, 10),
+    "verification, greedy": (1, 9),
+    "verification, rejection": (1, 70),
+    "verification, block": (1, 131),
+    "verification, penalties": (1, 37),
+    "verification, structured": (1, 19),
+    "verification, preemption": (1, 60),
     "draft, recorded chain": (1, 2),
-    "draft, after a full acceptance": (3, 13),
-    "draft, rejection": (24, 168),
-    "draft, penalties": (8, 128),
-    "draft, structured": (8, 72),
+    "draft, after a full acceptance": (1, 2),
+    "draft, rejection": (1, 2),
+    "draft, penalties": (4, 140),
+    "draft, structured": (4, 76),
     "draft, lookahead branches": (0, 6),
     "draft, lookahead branches, ahead": (5, 10),
-    "judging 16 x 5 rows, coupled": (1, 15),
-    "judging 16 x 5 rows, greedy": (1, 14),
-    "judging 16 x 5 rows, rejection": (1, 1054),
-    "judging 16 x 5 rows, block": (1, 1115),
+    "judging 16 x 5 rows, coupled": (1, 7),
+    "judging 16 x 5 rows, greedy": (1, 6),
+    "judging 16 x 5 rows, rejection": (1, 67),
+    "judging 16 x 5 rows, block": (1, 128),
 }
 """Waits and launches that each kind takes today: upper bounds. What it is to take stands with the kinds.
 
@@ -110,6 +116,39 @@ def test_judging_costs_no_more(cuda: PretendedCuda, name: str) -> None:
     logits = judged_logits()
     assert outcomes == verify_items(judged_items(sampling, mode), logits, logits)
     check_cost(row)
+
+
+EVERY_PARAMETER: list[dict[str, Any]] = [
+    {"top_k": 5},
+    {"top_p": 0.7},
+    {"min_p": 0.1},
+    {"logit_bias": {3: 2.0}},
+    {"min_tokens": 50, "stop_token_ids": (4, 5)},
+    {"allowed_token_ids": (1, 2, 3, 4, 5, 6, 7)},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.2},
+]
+
+
+def test_requests_of_all_kinds_are_judged_in_one_wait(cuda: PretendedCuda) -> None:
+    """Each parameter in each mode, and at temperature 0; the rows of all modes in one batch."""
+    items = [
+        replace(
+            judged_items({"temperature": 0.8}, mode)[0],
+            params=Kind("", {"temperature": temperature} | asked, mode).params_of(0),
+            ledger=[token % VOCAB for token in range(PROMPT)],
+        )
+        for asked in EVERY_PARAMETER
+        for mode in AcceptanceMode
+        for temperature in (0.0, 0.8)
+    ]
+    words = replace(items[0].params, bad_words_token_ids=((1, 2), (3,)))
+    items.append(replace(items[0], params=words))
+    logits = torch.randn(len(items) * (K + 1), VOCAB, generator=torch.Generator().manual_seed(4))
+    there = logits.to("cuda:1")
+    with cuda.counting() as counts:
+        outcomes = verify_items(items, there, there)
+    assert outcomes == verify_items(items, logits, logits)
+    assert counts.num_waits == 1
 
 
 def test_torch_noise_judges_alike_in_one_wait(cuda_without_kernels: PretendedCuda) -> None:

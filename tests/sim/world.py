@@ -123,7 +123,7 @@ class SimWorker:
         # passes can be given up, so it computes what it is not asked for yet.
         on_cpu, on_gpu = self.world.seed % 4 == 3, self.world.seed % 4 == 1
         if on_cpu or on_gpu:
-            self.runner.chain_skills = ChainSkills(supports=on_cpu, max_feed=16 if on_cpu else 1)
+            self.runner.chain_skills = ChainSkills(max_feed=16 if on_cpu else 2)
             self.runner.cancellable = on_cpu
             self.runner.stops = lambda _: on_cpu and self.world.rng.random() < 0.2
         self.answered: set[tuple[str, int, int]] = set()

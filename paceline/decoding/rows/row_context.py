@@ -7,7 +7,7 @@ draft tokens; the row of a tree node follows the ledger and the path to that nod
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +19,7 @@ from paceline.decoding.rows.row_params import RowParams
 from paceline.decoding.transfer import to_device
 
 
-def ledger_counts(
-    token_ids: Sequence[int], num_prompt_tokens: int, vocab_size: int, device: torch.device | None = None
-) -> Tensor:
+def ledger_counts(token_ids: Sequence[int], num_prompt_tokens: int, vocab_size: int) -> Tensor:
     """Occurrences of each token in a sequence: in the whole ledger, and among the generated tokens.
 
     A caller may keep the result and add 1 in both rows for each committed token.
@@ -30,7 +28,6 @@ def ledger_counts(
         token_ids: the ledger, prompt first.
         num_prompt_tokens: length of the prompt.
         vocab_size: V.
-        device: device of the result.
 
     Returns:
         int32 [2, V].
@@ -38,7 +35,42 @@ def ledger_counts(
     ids = np.asarray(token_ids, dtype=np.int64)
     parts = (ids, ids[num_prompt_tokens:])
     counts = np.stack([np.bincount(part, minlength=vocab_size) for part in parts]).astype(np.int32)
-    return to_device(torch.from_numpy(counts), device)
+    return torch.from_numpy(counts)
+
+
+def counts_of(
+    row_params: RowParams, ledger: Callable[[int], tuple[Sequence[int], int]], vocab_size: int
+) -> list[Tensor | None]:
+    """`ledger_counts` of each sequence that needs them, else None; on the device of the rows.
+
+    A device gets the tokens and counts them, since counts are the larger ones: 8 bytes a token of the
+    vocabulary.
+
+    Args:
+        row_params: parameters of the batch.
+        ledger: gives a sequence's ledger and the length of its prompt.
+        vocab_size: V.
+    """
+    counts: list[Tensor | None] = [None] * len(row_params.num_rows)
+    if row_params.penalties is None:
+        return counts
+    sequences, device = row_params.penalties.sequences, row_params.penalties.rows.device
+    ledgers = [ledger(i) for i in sequences]
+    if device.type == "cpu":
+        counted = [ledger_counts(*item, vocab_size) for item in ledgers]
+    else:
+        keys = []
+        for row, (token_ids, prompt) in enumerate(ledgers):
+            ids = np.asarray(token_ids, dtype=np.int64) + 2 * row * vocab_size
+            keys += [ids, ids[prompt:] + vocab_size]
+        sent = to_device(torch.from_numpy(np.concatenate(keys)), device)
+        one = torch.ones((), dtype=torch.int32, device=device)
+        whole = torch.zeros(2 * len(ledgers) * vocab_size, dtype=torch.int32, device=device)
+        whole.scatter_add_(0, sent, one.expand(len(sent)))
+        counted = list(whole.view(-1, 2, vocab_size).unbind())
+    for i, own in zip(sequences, counted, strict=True):
+        counts[i] = own
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +100,8 @@ class RowContext:
             row_params: parameters of the batch; sequence s has len(drafts[s]) + 1 rows.
             num_generated: generated tokens in each sequence's ledger.
             drafts: draft tokens of each sequence.
-            counts: `ledger_counts` of each sequence, all on one device, not necessarily the rows' device;
-                required for sequences in `row_params.needs_counts`.
+            counts: `counts_of` the sequences, or `ledger_counts` of each on the host; required for sequences
+                in `row_params.needs_counts`.
             parents: for trees, each node's parent or -1; a missing or empty entry means a chain.
             ledgers: tokens of each sequence; required for sequences in `row_params.bad_words`.
         """
@@ -89,7 +121,8 @@ class RowContext:
         sizes = [row_params.num_rows[i] for i in penalties.sequences]
         repeats = to_device(torch.tensor(sizes), device)
         # A given output size avoids waiting for the device.
-        base = to_device(torch.stack(bases), device)
+        base = torch.stack(bases)
+        base = base if base.device == device else to_device(base, device)
         grown = base.repeat_interleave(repeats, dim=0, output_size=sum(sizes))
         starts = np.cumsum([0, *sizes])
         rows = np.concatenate(

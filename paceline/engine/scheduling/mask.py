@@ -140,12 +140,25 @@ def restricted(logits: Tensor, restrictions: Sequence[Restriction | None], rows:
     Returns:
         The same shape; the input itself if no sequence is restricted.
     """
-    result, start = logits, 0
-    for item, count in zip(restrictions, rows, strict=True):
-        if item is not None:
-            if result is logits:
-                result = logits.clone()
-            forbidden = to_device(torch.from_numpy(~item.allowed), logits.device)
-            result[start : start + count].masked_fill_(forbidden, -torch.inf)
-        start += count
+    starts = np.cumsum([0, *rows])
+    masked = [
+        (start, item.allowed) for start, item in zip(starts, restrictions, strict=False) if item is not None
+    ]
+    if not masked:
+        return logits
+    result = logits.clone()
+    forbidden = _forbidden([allowed for _, allowed in masked], logits.device)
+    for (start, allowed), own in zip(masked, forbidden, strict=True):
+        result[start : start + len(allowed)].masked_fill_(own, -torch.inf)
     return result
+
+
+def _forbidden(masks: Sequence[Mask], device: torch.device) -> Sequence[Tensor]:
+    """What masks do not allow, as tensors on a device, which gets them as bits in one copy."""
+    if device.type == "cpu":
+        return [torch.from_numpy(~mask) for mask in masks]
+    packed = np.concatenate([np.packbits(mask, axis=1, bitorder="little") for mask in masks])
+    sent = to_device(torch.from_numpy(packed), device)
+    bits = sent[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=device) & 1
+    whole = bits.view(len(packed), -1)[:, : masks[0].shape[1]] == 0
+    return torch.split(whole, [len(mask) for mask in masks])

@@ -349,9 +349,15 @@ def broken_rows(logits: torch.Tensor) -> list[bool]:
     """True for rows with NaN, or with infinities that leave no distribution. logits: [R, V]."""
     if math.isfinite(logits.sum().item()):
         return [False] * len(logits)
-    return [not row for row in usable_rows(logits).tolist()]
+    return [not usable for usable in usable_rows(*row_checks(logits))]
 
 
-def usable_rows(logits: torch.Tensor) -> torch.Tensor:
-    """bool [R]: True for rows of [R, V] that are a distribution's logits."""
-    return torch.isfinite(logits.amax(dim=-1)) & ~torch.isnan(logits.sum(dim=-1))
+def row_checks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest number and the sum of each row of [R, V], from which `usable_rows` tells broken ones."""
+    return logits.amax(dim=-1), logits.sum(dim=-1)
+
+
+def usable_rows(largest: torch.Tensor, sums: torch.Tensor) -> list[bool]:
+    """True for rows that are a distribution's logits, from the `row_checks` of R rows."""
+    pairs = zip(largest.tolist(), sums.tolist(), strict=True)
+    return [math.isfinite(most) and not math.isnan(total) for most, total in pairs]

@@ -162,7 +162,7 @@ class ChainingMachine(DraftEngineMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner.chain_skills = ChainSkills(supports=True, max_feed=16)
+        self.runner.chain_skills = ChainSkills(max_feed=16)
 
 
 def test_chains_keep_the_same_cache_invariant() -> None:

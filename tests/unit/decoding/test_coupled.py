@@ -111,7 +111,7 @@ def test_a_device_ranks_tokens_equally_lowest_id_first() -> None:
     scores[:, 2] = -torch.inf
     noise = [CoupledNoise(9, position) if position % 4 == 0 else None for position in range(60)]
     for count in (1, 3, 9):
-        tokens, values = coupled._best_in_tensors(scores, noise, count)
+        tokens, values = coupled.ranked_in_tensors(scores, noise, count)
         wanted = ranked(scores, noise, count)
         assert tokens[:, 0].tolist() == [row[0][0] for row in wanted]
         for row, found, worth in zip(wanted, tokens.tolist(), values.tolist(), strict=True):

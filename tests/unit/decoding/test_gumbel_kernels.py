@@ -166,7 +166,7 @@ def test_requests_are_served_by_the_kernels() -> None:
         == coupled.coupled_choice(scores, noise).tolist()
     )
     for count in (1, 4):
-        tokens, values = coupled._best_in_tensors(on_device, noise, count)
+        tokens, values = coupled.ranked_in_tensors(on_device, noise, count)
         for row, found, worth in zip(wanted, tokens.tolist(), values.tolist(), strict=True):
             if row[0][1] > -torch.inf:
                 assert found == [token for token, _ in row[:count]]

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from harness.tiers import mostly_full
@@ -22,7 +24,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from paceline.core.errors import ResourceExhaustedError
+from paceline.core.types import SparseDistribution
 from paceline.decoding.noise import CoupledNoise, gumbel
+from paceline.decoding.sampling import to_sparse
+from paceline.decoding.support import draw_in_tensors
 from paceline.engine.backends.attention import inspect_attention
 from paceline.engine.backends.cache_attention.group import AttentionGroup
 from paceline.engine.backends.captured import choosing
@@ -40,7 +45,7 @@ from paceline.engine.cache import PagedCache
 from paceline.engine.layout import BranchInput, Indices, SequenceInput
 from paceline.engine.loading import model as loading
 from paceline.engine.loading.model import make_runner
-from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, SparseDraws
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branching
 from tests.unit.engine.runners import captured_of, recording_runner
@@ -175,24 +180,32 @@ def test_branches_see_only_their_own_ancestors(
 def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
     """The same chain from single passes."""
     assert isinstance(item.end, BlockTable)
-    length, tokens, others, margins = item.end.length, list(item.token_ids), [], []
+    length, tokens, others, margins, distributions = item.end.length, list(item.token_ids), [], [], []
+    if tokens[:-1]:
+        feed(runner, item.end, tokens[:-1], want=0)
     for step in range(item.steps):
-        row = feed(runner, item.end, tokens[-1:])[0].double()
+        scores = feed(runner, item.end, tokens[-1:])[0] / (item.temperature or 1.0)
+        row = scores.double()
         if item.noise is not None:
-            row = row / item.temperature + gumbel([item.noise.seed], [item.noise.first + step], VOCAB)[0]
-        values, indices = row.topk(item.num_others + 1)
-        best = indices.tolist()
-        margins.append(float(values[0] - values[1]))
-        tokens.append(best[0])
-        others.append(tuple(best[1:]))
+            row = row + gumbel([item.noise.seed], [item.noise.first + step], VOCAB)[0]
+        token = int(row.argmax())
+        if item.draws is not None:
+            u = torch.from_numpy(item.draws.uniforms[step : step + 1])
+            drawn, *support = draw_in_tensors(scores[None], u, item.draws.mass, item.draws.bound)
+            token = int(drawn)
+            distributions += to_sparse(*support)
+        best = [other for other in row.topk(item.num_others + 1).indices.tolist() if other != token]
+        margins.append(float(row[token] - row[best[0]]) if item.num_others else 0.0)
+        tokens.append(token)
+        others.append(tuple(best[: item.num_others]))
     item.end.truncate_to(length)
-    return Chain(tokens[1:], others=others, margins=margins)
+    return Chain(tokens[len(item.token_ids) :], distributions, others, margins)
 
 
 def test_a_recorded_chain_equals_single_passes(models: Models, traced: Tracer) -> None:
     """Greedy and with noise in one loop, of several lengths; the cache has the same entries afterwards."""
     runner, rng = recording(models("llama"), traced, name="fused_eager"), random.Random(7)
-    assert runner.chain_skills == ChainSkills(supports=False, max_feed=1)
+    assert runner.chain_skills == ChainSkills(max_feed=2)
     tables = [runner.new_table() for _ in range(5)]
     for i, table in enumerate(tables):
         feed(runner, table, tokens_of(3 + 7 * i, seed=i), want=0)
@@ -220,6 +233,55 @@ def test_a_recorded_chain_equals_single_passes(models: Models, traced: Tracer) -
         for table, n in zip(tables, lengths, strict=True):
             table.truncate_to(n)
     assert made == 3 - PATIENCE
+
+
+@pytest.mark.parametrize("num_others", [0, 3])
+def test_a_recorded_chain_draws_what_single_steps_draw(
+    models: Models, traced: Tracer, num_others: int
+) -> None:
+    """With their distributions, beside a chain that chooses; some begin with two tokens."""
+    runner, rng = recording(models("llama"), traced, name="fused_eager"), np.random.default_rng(8)
+    tables = [runner.new_table() for _ in range(4)]
+    for i, table in enumerate(tables):
+        feed(runner, table, tokens_of(3 + 7 * i, seed=i), want=0)
+    made = 0
+    for turn in range(3):
+        items = [
+            ChainInput(
+                table,
+                rng.integers(0, VOCAB, count).tolist(),
+                3,
+                0.7 + i / 3,
+                draws=SparseDraws(rng.random(3), 0.9, 12) if i else None,
+                num_others=num_others,
+            )
+            for i, (table, count) in enumerate(zip(tables, (2, 1, 2, 1), strict=True))
+        ]
+        items[0] = replace(items[0], temperature=0.0)
+        lengths = [table.length for table in tables]
+        expected = [one_by_one(runner, item) for item in items]
+        chains = runner.forward_chains(items)
+        if chains[0].token_ids:
+            made += 1
+            for item, chain, wanted in zip(items, chains, expected, strict=True):
+                assert chain.token_ids == wanted.token_ids, turn
+                check_alike(chain.distributions, wanted.distributions)
+                if num_others:
+                    assert chain.others == wanted.others
+                    assert chain.margins == pytest.approx(wanted.margins, abs=1e-4)
+                assert item.end.length == lengths[tables.index(item.end)] + len(item.token_ids) + 2
+        for table, n in zip(tables, lengths, strict=True):
+            table.truncate_to(n)
+    assert made == 3 - PATIENCE
+
+
+def check_alike(found: Sequence[SparseDistribution], wanted: Sequence[SparseDistribution]) -> None:
+    """Logits of recorded and of single passes differ in their last bits."""
+    for mine, right in zip(found, wanted, strict=True):
+        assert mine.token_ids == right.token_ids
+        own, other = (np.frombuffer(d.probabilities, dtype="<f4") for d in (mine, right))
+        np.testing.assert_allclose(own, other, rtol=1e-3)
+        assert 0 < len(own) <= 12
 
 
 @pytest.mark.parametrize("num_others", [0, 3])
@@ -422,7 +484,8 @@ class Unwritten(StaticInputs):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._attention.key_positions.fill_(-1)  # type: ignore[attr-defined]
+        for attention in self._attention.values():
+            attention.key_positions.fill_(-1)  # type: ignore[attr-defined]
 
 
 class Forgetful(StaticInputs):

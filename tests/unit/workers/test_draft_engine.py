@@ -298,7 +298,7 @@ LOOKED_AT = {
 
 def chaining(**config: Any) -> Worker:
     worker = Worker(**config)
-    worker.runner.chain_skills = ChainSkills(supports=True, max_feed=16)
+    worker.runner.chain_skills = ChainSkills(max_feed=16)
     return worker
 
 
@@ -352,7 +352,7 @@ def test_requests_needing_inspection_go_step_by_step(why: str) -> None:
 def test_a_chain_gives_the_beginnings_of_branches(sampling: SamplingParams) -> None:
     """Proposals, branches and what they begin with are those of single steps."""
     made, margins = [], []
-    for skills in (None, ChainSkills(supports=False, max_feed=1), ChainSkills(supports=True, max_feed=16)):
+    for skills in (None, ChainSkills(max_feed=2), ChainSkills(max_feed=16)):
         worker = Worker(lookahead_branches=4)
         worker.runner.chain_skills = skills
         worker.open("s", PROMPT, sampling)
@@ -389,16 +389,6 @@ def test_a_drawn_token_below_the_best_has_negative_margin() -> None:
         assert first.margin == pytest.approx(float(row[first.token_id] - others.max()), abs=1e-5)
         signs.add(first.margin > 0)
     assert signs == {True, False}
-
-
-def test_a_chain_without_distributions_is_not_used_for_ratios() -> None:
-    worker = Worker()
-    worker.runner.chain_skills = ChainSkills(supports=False, max_feed=1)
-    worker.open("s", PROMPT, COUPLED, AcceptanceMode.BLOCK)
-    worker.ask(3)
-    assert worker.it.step() == []
-    (event,) = worker.run()
-    assert len(event.proposal.distributions) == 3
 
 
 def test_chains_together_respect_the_pass_budget() -> None:
@@ -486,7 +476,7 @@ def test_nan_logits_end_one_chain() -> None:
     assert worker.cached() == list(PROMPT[:-1])
 
 
-@pytest.mark.parametrize(("skills", "chains"), [(None, 0), (ChainSkills(supports=True, max_feed=16), 1)])
+@pytest.mark.parametrize(("skills", "chains"), [(None, 0), (ChainSkills(max_feed=16), 1)])
 def test_chains_are_compiled_before_the_first_request(
     monkeypatch: pytest.MonkeyPatch, skills: ChainSkills | None, chains: int
 ) -> None:

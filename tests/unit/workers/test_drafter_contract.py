@@ -288,7 +288,7 @@ DRAFTERS_HERE: dict[str, Callable[[], Drafter]] = {
     "tokens": of_tokens,
     "counts": lambda: of_tokens(HashedCounts),
     "toy model": of_a_toy_model,
-    "toy model with chains": lambda: of_a_toy_model(ChainSkills(supports=True, max_feed=16)),
+    "toy model with chains": lambda: of_a_toy_model(ChainSkills(max_feed=16)),
 }
 
 
@@ -463,6 +463,6 @@ def test_a_wrong_drafter_breaks_the_contract(
 
 @pytest.mark.planted
 def test_wrong_chains_break_the_contract() -> None:
-    runner = a_toy_model(ChainSkills(supports=True, max_feed=16))
+    runner = a_toy_model(ChainSkills(max_feed=16))
     with pytest.raises(AssertionError):
         check_chains(Case(Misspelling(runner, draft_config(), ManualClock())))

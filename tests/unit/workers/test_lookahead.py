@@ -34,7 +34,7 @@ WARM = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, seed=
 PLAIN = SamplingParams(temperature=0.9, seed=3)
 """Warm, with nothing but noise or draws between the logits and each token."""
 SAMPLINGS = {"greedy": GREEDY, "warm": WARM, "plain": PLAIN}
-ON_CPU, ON_GPU = ChainSkills(supports=True, max_feed=16), ChainSkills(supports=False, max_feed=1)
+ON_CPU, ON_GPU = ChainSkills(max_feed=16), ChainSkills(max_feed=2)
 K = 3
 VERDICTS = tuple(itertools.product(range(K + 1), range(VOCAB)))
 """How many tokens are accepted, and the one after them."""

@@ -215,7 +215,7 @@ def test_a_failure_while_reading_ahead_is_left_to_the_round() -> None:
 def drafting_ahead(**changes: Any) -> Worker:
     """One sequence whose proposal is answered, for which nothing is drafted ahead yet."""
     worker = Worker(8, lookahead_sequences=2, **changes)
-    worker.runner.chain_skills = ChainSkills(supports=True, max_feed=16)
+    worker.runner.chain_skills = ChainSkills(max_feed=16)
     worker.open()
     worker.run()
     worker.ask()

@@ -51,7 +51,7 @@ def sent(weights: Sequence[float]) -> SparseDistribution:
 
 
 def outcomes(rule: AcceptanceRule, items: Sequence[VerifyItem], scores: Tensor) -> list[RuleOutcome]:
-    pending = rule.judge(items, scores, RoundNoise(items, scores.device))
+    pending = rule.judge(items, scores, RoundNoise(items))
     return pending.read(pending.numbers.tolist())
 
 
@@ -67,7 +67,7 @@ def check_form(mode: AcceptanceMode, rule: AcceptanceRule) -> None:
         assert 0 <= outcome.num_accepted <= one.num_draft
         assert outcome.next_token in range(scores.shape[1])
     elsewhere = torch.empty(scores.shape, device="meta")
-    numbers = rule.judge(items, elsewhere, RoundNoise(items, elsewhere.device)).numbers
+    numbers = rule.judge(items, elsewhere, RoundNoise(items)).numbers
     assert (numbers.device.type, numbers.dtype, numbers.dim()) == ("meta", torch.int64, 1)
 
 
@@ -159,9 +159,9 @@ def test_a_mixed_batch_equals_single_rounds_in_one_copy(host: bool, monkeypatch:
     mixed = [made for made, _ in each_mode()]
     logits = torch.cat([rows for _, rows in each_mode()])
     copies: list[int] = []
-    to_host = verify._to_host
+    to_host = verify.to_host
     monkeypatch.setattr(verify, "on_host", lambda tensor: host)
-    monkeypatch.setattr(verify, "_to_host", lambda tensors: copies.append(1) or to_host(tensors))
+    monkeypatch.setattr(verify, "to_host", lambda tensors: copies.append(1) or to_host(tensors))
     together = verify_items(mixed, logits, logits)
     assert copies == [1]
     assert together == [verify_items([made], rows, rows)[0] for made, rows in each_mode()]
@@ -229,7 +229,7 @@ def test_catches_a_rule_reusing_its_noise(mode: AcceptanceMode) -> None:
     def judge(items: Sequence[VerifyItem], scores: Tensor, noise: RoundNoise) -> Pending:
         nonlocal numbers
         numbers = noise
-        return RULES[mode].judge(items, scores, OnePurpose(items, scores.device))
+        return RULES[mode].judge(items, scores, OnePurpose(items))
 
     numbers: RoundNoise
     assert error_of(mode, AcceptanceRule(judge)) > CAUGHT
@@ -326,7 +326,7 @@ def judged_by(mode: AcceptanceMode, rule: AcceptanceRule, p: Tables, scores: Tab
         items = [item(mode, chain, own) for chain, own in zip(chains, q.tolist(), strict=True)]
         own_scores = torch.stack([row_after(scores, c[:i]) for c in chains for i in range(len(c) + 1)])
         given = {Purpose.ACCEPT_TEST: accept_u, Purpose.NEXT_TOKEN: next_u[:, None]}
-        pending = rule.judge(items, own_scores, Scripted(items, own_scores.device, given))
+        pending = rule.judge(items, own_scores, Scripted(items, given))
         found = pending.read(pending.numbers.tolist())
         accepted = torch.tensor([o.num_accepted for o in found])
         return _decision(draft, num_draft, accepted, torch.tensor([o.next_token for o in found]))

@@ -217,7 +217,7 @@ def test_tokens_have_the_targets_distribution(name: str, mode: AcceptanceMode, b
         ]
         own = torch.stack([row_after(scores, c[:i]) for c in chains for i in range(K + 1)])
         given = {Purpose.ACCEPT_TEST: accept_u, Purpose.NEXT_TOKEN: next_u[:, None]}
-        pending = RULES[mode].judge(items, own, Scripted(items, own.device, given))
+        pending = RULES[mode].judge(items, own, Scripted(items, given))
         found = pending.read(pending.numbers.tolist())
         accepted = torch.tensor([o.num_accepted for o in found])
         return _decision(draft, num_draft, accepted, torch.tensor([o.next_token for o in found]))

@@ -92,15 +92,15 @@ def test_one_device_read_gives_the_cpus_verdicts(seed: int, monkeypatch: pytest.
     allowed[:, ::7] = -torch.inf
     expected = verify_items(cases, logits, allowed)
     copies = 0
-    read = verify._to_host
+    read = verify.to_host
 
-    def counted(tensors: list[torch.Tensor]) -> list[list[int]]:
+    def counted(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         nonlocal copies
         copies += 1
         return read(tensors)
 
     judge_on(monkeypatch, host=False)
-    monkeypatch.setattr(verify, "_to_host", counted)
+    monkeypatch.setattr(verify, "to_host", counted)
     assert verify_items(cases, logits, allowed) == expected
     assert (None in expected) == (seed > 1)
     assert copies == 1

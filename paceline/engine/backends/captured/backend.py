@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import in_one_line
+from paceline.decoding.cuda.kernels import gumbel_kernels
 from paceline.decoding.noise import MAX_NOISE
 from paceline.engine.backends.captured.buckets import MAX_BATCH_ROWS, ROWS, Bucket, bucket_of
 from paceline.engine.backends.captured.choosing import choosing_step, chosen_of
@@ -34,7 +35,9 @@ log = logging.getLogger(__name__)
 
 PATIENCE: Final = 1
 """Uses of a bucket before it is recorded."""
-_CHOOSES: Final = Skills(chains=ChainSkills(supports=False, max_feed=1))
+MAX_FEED: Final = 2
+"""Tokens that a chain may begin with: after a full acceptance the last draft token has no entry yet."""
+_CHOOSES: Final = Skills(chains=ChainSkills(max_feed=MAX_FEED))
 MAX_RECORDED: Final = 128
 """Maximum number of recordings; the least recently used one is dropped."""
 PATIENCE_FULL: Final = 16
@@ -134,9 +137,12 @@ class CapturedBackend:
     def draw_chains(
         self, layout: PassLayout, inputs: Sequence[ChainInput], cache: PagedCache, cancel: CancelToken
     ) -> Sequence[Chain]:
-        """Draw chains in groups of equal steps, branches and tables separately; `draws` is unsupported."""
+        """Draw chains in groups: of equal steps, of tables or of branches, with or without distributions."""
         chosen: dict[int, Chain] = {}
-        kinds = [(item.steps, bool(rows.own)) for item, rows in zip(inputs, layout.sequences, strict=True)]
+        kinds = [
+            (item.steps, bool(rows.own), None if item.draws is None else (item.draws.mass, item.draws.bound))
+            for item, rows in zip(inputs, layout.sequences, strict=True)
+        ]
         for kind in dict.fromkeys(kinds):
             alike = [i for i, own in enumerate(kinds) if own == kind]
             found = self._chains_alike(layout, alike, [inputs[i] for i in alike])
@@ -150,18 +156,26 @@ class CapturedBackend:
     def _chains_alike(
         self, layout: PassLayout, which: Sequence[int], inputs: Sequence[ChainInput]
     ) -> list[Chain] | None:
-        """Chains of the sequences `which`, of equally many steps, all on branches or none."""
+        """Chains of one group, the sequences `which`."""
         sequences = [layout.sequences[i] for i in which]
         steps, noisy = inputs[0].steps, any(item.noise is not None for item in inputs)
-        longest = max(sequence.start for sequence in sequences) + steps
-        bucket = self._bucket_of(len(inputs), 1, longest, bool(sequences[0].own))
-        if bucket is None or (noisy and bucket.sequences * steps * self._vocab_size > MAX_NOISE):
+        longest = max(sequence.stop for sequence in sequences) + steps - 1
+        on_branches = bool(sequences[0].own)
+        # Tables always have a second row, so that there are not two recordings of each shape.
+        bucket = self._bucket_of(len(inputs), 1 if on_branches else MAX_FEED, longest, on_branches)
+        if bucket is None:
+            return None
+        made_at_once = noisy and gumbel_kernels(self._cache.device) is None
+        if made_at_once and bucket.sequences * steps * self._vocab_size > MAX_NOISE:
             return None
         ranks = min(max(item.num_others for item in inputs), self._vocab_size - 1)
-        bucket = replace(bucket, steps=steps, noisy=noisy, ranks=ranks)
+        draws = inputs[0].draws
+        support = None if draws is None else (draws.mass, min(draws.bound, self._vocab_size))
+        bucket = replace(bucket, steps=steps, noisy=noisy, ranks=ranks, support=support)
         told = self._replayed(bucket, lambda static: static.write_chains(layout, sequences, inputs))
         # The only copy to the host.
-        return None if told is None else chosen_of(told.tolist(), [item.num_others for item in inputs])
+        num_others = [item.num_others for item in inputs]
+        return None if told is None else chosen_of(told.cpu().numpy(), num_others, bucket)
 
     def _bucket_of(self, sequences: int, rows: int, keys: int, scattered: bool) -> Bucket | None:
         return bucket_of(

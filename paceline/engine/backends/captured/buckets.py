@@ -36,6 +36,8 @@ class Bucket:
     """True if some are chosen with noise."""
     ranks: int = 0
     """Number of next best tokens reported at each step."""
+    support: tuple[float, int] | None = None
+    """Mass and bound of the distributions that the rows are drawn from; None if they are not drawn."""
 
 
 def bucket_of(

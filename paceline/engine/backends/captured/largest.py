@@ -69,14 +69,14 @@ def largest_buckets(fitting: Fitting, max_keys: int) -> list[Bucket]:
 
 
 def largest_chains(fitting: Fitting, vocab_size: int) -> list[Bucket]:
-    """Those of the most sequences, greedy and with noise."""
+    """Those of the most sequences, greedy and with noise. Their first step takes up to two tokens."""
     largest = []
     for noisy, most in ((False, MAX_SEQUENCES), (True, min(MAX_SEQUENCES, MAX_NOISE // vocab_size))):
         # The number of sequences is rounded up.
         buckets = (
             bucket
             for sequences in range(most, 0, -1)
-            if (bucket := fitting(sequences, 1, 1)) and bucket.sequences <= most
+            if (bucket := fitting(sequences, 2, 2)) and bucket.sequences <= most
         )
         if (bucket := next(buckets, None)) is not None:
             largest.append(replace(bucket, steps=1, noisy=noisy, ranks=min(_RANKS, vocab_size - 1)))

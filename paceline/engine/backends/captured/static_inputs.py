@@ -34,25 +34,35 @@ class StaticInputs:
         self._unit = 1 if bucket.scattered else cache.block_size
         sequences, rows, width = bucket.sequences, bucket.rows, bucket.keys // self._unit
         count = sequences * rows
-        sizes = [count, count, count, sequences, sequences, sequences * width]
+        wanted = sequences if bucket.steps else count
+        draws = sequences * bucket.steps if bucket.support else 0
+        sizes = [count, count, wanted, sequences, sequences, draws, sequences * width]
         device = cache.device
         pinned = device.type == "cuda" and torch.cuda.is_available()
         self._host = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=pinned)
-        ids, positions, wanted, seeds, temperatures, addresses = np.split(
-            self._host.numpy(), np.cumsum(sizes)[:-1]
-        )
+        split = np.split(self._host.numpy(), np.cumsum(sizes)[:-1])
+        ids, positions, self._wanted, self._seeds, temperatures, uniforms, addresses = split
         self._ids, self._positions = ids.reshape(sequences, rows), positions.reshape(sequences, rows)
-        self._wanted, self._seeds, self._temperatures = wanted, seeds, temperatures.view(np.float64)
+        self._temperatures = temperatures.view(np.float64)
+        self._uniforms = uniforms.view(np.float64).reshape(sequences, -1)
         self._addresses = addresses.reshape(sequences, width)
         self._device = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         parts = torch.split(self._device, sizes)
-        self.ids, self.positions, self.wanted, self.seeds, temperature, address = parts
-        """int64 [sequences * rows] for the first three; `wanted` has the rows whose logits are reported, in
-        order, then padding. int64 [sequences] for the fourth: the bits of the seeds."""
+        self.ids, self.positions, self.wanted, self.seeds, temperature, uniform, address = parts
+        """int64 [sequences * rows] for the first two. `wanted` has the rows whose logits are reported, in
+        order, then padding; in a chain the last of each sequence. int64 [sequences] for the fourth: the bits
+        of the seeds."""
         self.temperatures = temperature.view(torch.float64)
+        self.uniforms = uniform.view(torch.float64).view(sequences, -1)
+        """float64 [sequences, steps]: what the rows are drawn with; nothing if they are not drawn."""
         self._address = address.view(sequences, width)
         kind = GATHERED if bucket.scattered else attention
-        self._attention = kind.fixed(sequences, rows, bucket.keys, self._unit, device)
+        self._attention = {
+            n: kind.fixed(sequences, n, bucket.keys, self._unit, device)
+            for n in {rows, 1 if bucket.steps else rows}
+        }
+        """By rows of a sequence; later steps of a chain have one."""
+        self._one_each = torch.arange(sequences, device=device)
         self._sent = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def write(self, layout: PassLayout) -> None:
@@ -78,26 +88,32 @@ class StaticInputs:
             seed = 0 if item.noise is None else item.noise.seed & _MASK
             self._seeds[row] = np.uint64(seed).astype(np.int64)
             self._temperatures[row] = item.temperature
-        self._wanted[:] = np.arange(self._wanted.size)
+            if item.draws is not None:
+                self._uniforms[row] = item.draws.uniforms
+        # Padding precedes a sequence's rows, so the newest token is always in the last.
+        self._wanted[:] = np.arange(1, len(self._wanted) + 1) * self.bucket.rows - 1
         self._send(len(sequences))
 
     def batch(self, ids: Tensor, positions: Tensor) -> RaggedBatch:
         """The pass over these rows, int64 [sequences * rows]; made anew in each recorded step.
 
-        A row's entry goes to the slot of its position: key p of a sequence is the entry at position p.
+        Later steps of a chain have one row a sequence. A row's entry goes to the slot of its position: key p
+        of a sequence is the entry at position p.
         """
-        sequences, rows, unit = self.bucket.sequences, self.bucket.rows, self._unit
+        sequences, unit = self.bucket.sequences, self._unit
+        rows = len(ids) // sequences
+        wanted = self.wanted if rows == self.bucket.rows else self._one_each
         places = positions.view(sequences, rows)
         slots = self._address.gather(1, places // unit) * unit + places % unit
         return RaggedBatch(
             cache=self._cache,
-            attention=self._attention.at(self._address, places),
+            attention=self._attention[rows].at(self._address, places),
             input_ids=ids[None],
             position_ids=positions[None],
             slots=slots.view(-1),
             slot_range=None,
-            logits_to_keep=self.wanted,
-            num_logits=sequences * rows,
+            logits_to_keep=wanted,
+            num_logits=len(wanted),
         )
 
     def _write(self, row: int, sequence: SequenceRows, layout: PassLayout, length: int) -> None:
@@ -125,7 +141,8 @@ class StaticInputs:
 
     def _send(self, count: int) -> None:
         """Pad with the last sequence and send the buffer."""
-        for part in (self._ids, self._positions, self._seeds, self._temperatures, self._addresses):
+        parts = self._ids, self._positions, self._seeds, self._temperatures, self._uniforms, self._addresses
+        for part in parts:
             part[count:] = part[count - 1]
         self._device.copy_(self._host, non_blocking=True)
         if self._sent is not None:

@@ -33,7 +33,7 @@ class CompiledBackend:
     skills = Skills(
         row_invariant=True,
         cancellable=True,
-        chains=ChainSkills(supports=True, max_feed=MAX_FEED, row_by_row=True),
+        chains=ChainSkills(max_feed=MAX_FEED, row_by_row=True),
     )
     recordable = None
 
