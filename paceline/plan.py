@@ -41,6 +41,7 @@ class Plan:
     overhead: float
     row_cost: float
     c_hat: float
+    m: float
     k: int
     speedup: float
     expected_tokens: float
@@ -72,6 +73,7 @@ def make_plan(
     overhead: float = 0.0,
     row_cost: float = 0.0,
     c_hat: float = 0.0,
+    m: float | None = None,
 ) -> Plan:
     """The plan for an acceptance rate and a cost ratio. Raises InvalidArgumentError naming the field.
 
@@ -82,11 +84,18 @@ def make_plan(
         max_k: largest K to consider.
         overhead: wire and queue time of a round over the target's step; plain decoding has none.
         row_cost: extra time of each row beyond the first over the target's step.
-        c_hat: the draft's arithmetic operations per token over the target's, and likewise the memory that it
-            reads.
+        c_hat: the draft's arithmetic operations per token over the target's.
+        m: memory that a draft step reads over that of a target step; None takes `c_hat`.
     """
+    memory = c_hat if m is None else m
     _check(0 <= alpha <= 1, "alpha", f"must be in [0, 1], got {alpha}")
-    for name, value in (("c", c), ("overhead", overhead), ("row_cost", row_cost), ("c_hat", c_hat)):
+    for name, value in (
+        ("c", c),
+        ("overhead", overhead),
+        ("row_cost", row_cost),
+        ("c_hat", c_hat),
+        ("m", memory),
+    ):
         _check(math.isfinite(value) and value >= 0, name, f"must be a number of at least 0, got {value}")
     _check(1 <= max_k <= limits.MAX_SPECULATIVE_TOKENS, "max_k", f"must be in [1, 32], got {max_k}")
     _check(0 <= k <= max_k, "k", f"must be in [0, {max_k}], got {k}")
@@ -103,6 +112,7 @@ def make_plan(
         overhead=overhead,
         row_cost=row_cost,
         c_hat=c_hat,
+        m=memory,
         k=k,
         speedup=gain(k),
         expected_tokens=theory.expected_tokens(alpha, k),
@@ -121,7 +131,7 @@ def make_plan(
                 speedup=gain(n),
                 speedup_with_lookahead=gain(n, theory.speedup_with_lookahead),
                 operations=theory.operations_factor(alpha, c_hat, n),
-                memory=theory.memory_factor(alpha, c_hat, n),
+                memory=theory.memory_factor(alpha, memory, n),
             )
             for n in range(max_k + 1)
         ),

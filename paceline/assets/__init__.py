@@ -23,6 +23,11 @@ def path(role: str) -> Path:
     return Path(__file__).parent / role
 
 
+def prompts_of_all_kinds() -> Path:
+    """The file with prompts of eight kinds of text, JSON lines as `paceline loadtest` reads them."""
+    return Path(__file__).parent / "prompts" / "kinds.jsonl"
+
+
 def resolve(model: str, field: str = "model") -> str:
     """The folder of `embedded:target`, `embedded:target@N` or `embedded:draft`; other names are unchanged.
 

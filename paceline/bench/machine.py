@@ -67,7 +67,7 @@ class MeasuredModel:
     @classmethod
     def of(cls, info: WorkerInfo) -> MeasuredModel:
         """From a worker's report."""
-        where = info.device, _device_name(info.device)
+        where = info.device, device_name(info.device)
         return cls(info.model, *where, info.dtype, info.num_parameters, info.weight_bytes)
 
 
@@ -79,7 +79,8 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _device_name(device: str) -> str:
+def device_name(device: str) -> str:
+    """The name of a processor or card."""
     if not device.startswith("cuda"):
         return _processor()
     import torch

@@ -14,7 +14,18 @@ from typing import Annotated, NoReturn
 import typer
 
 from paceline.cli.command import Commands, told_as
-from paceline.cli.commands import bench, certificates, chat, generate, keys, loadtest, plan, profile, serve
+from paceline.cli.commands import (
+    bench,
+    certificates,
+    chat,
+    generate,
+    keys,
+    loadtest,
+    measure,
+    plan,
+    profile,
+    serve,
+)
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.supervisor import ChildFailedError
 
@@ -30,7 +41,7 @@ app = Commands(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (serve, generate, chat, keys, certificates, plan, bench, loadtest, profile):
+for module in (serve, generate, chat, keys, certificates, plan, measure, bench, loadtest, profile):
     module.register(app)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from paceline import assets
 from paceline.client.requests import token_ids_of
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
@@ -15,6 +16,9 @@ from paceline.core.validation import integer, require
 from paceline.rpc.codec import check_text
 
 _FIELD: Final = "prompts"
+_KEYS: Final = ("prompt", "max_tokens", "kind")
+EMBEDDED_KINDS: Final = "embedded:kinds"
+"""In place of a file: prompts of eight kinds of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,8 @@ class PromptLine:
 
     prompt: str | tuple[int, ...]
     max_tokens: int | None = None
+    kind: str | None = None
+    """Kind of text. `paceline measure` has figures for each kind."""
 
 
 Prompts = Sequence[PromptLine]
@@ -41,10 +47,13 @@ PROMPTS: Prompts = (
 
 
 def read_prompts(file: Path) -> Prompts:
-    """Read one JSON object per line: `prompt` is text or a list of token ids, `max_tokens` is optional.
+    """Read one JSON object per line: `prompt` is text or a list of token ids, `max_tokens` and `kind` are
+    optional. The file `embedded:kinds` is part of Paceline.
 
     Empty lines and a byte order mark are skipped. Raises InvalidArgumentError naming the line.
     """
+    if str(file) == EMBEDDED_KINDS:
+        file = assets.prompts_of_all_kinds()
     try:
         text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -64,16 +73,17 @@ def _prompt(name: str, line: str) -> PromptLine:
         raise InvalidArgumentError(name, "is not JSON") from None
     require(isinstance(value, dict), name, "must be an object")
     for key in value:
-        require(key in ("prompt", "max_tokens"), name, f"unknown field {key!r}; known are prompt, max_tokens")
+        require(key in _KEYS, name, f"unknown field {key!r}; known are {', '.join(_KEYS)}")
     require("prompt" in value, name, "has no prompt")
-    prompt, most = value["prompt"], value.get("max_tokens")
+    prompt, most, kind = (value.get(key) for key in _KEYS)
+    require(kind is None or (isinstance(kind, str) and bool(kind)), f"{name}: kind", "must be text")
     if most is not None:
         integer(f"{name}: max_tokens", most)
         require(1 <= most <= limits.MAX_TOKENS, f"{name}: max_tokens", f"must be in [1, {limits.MAX_TOKENS}]")
     if isinstance(prompt, str):
         require(bool(prompt), f"{name}: prompt", "is empty")
         check_text(f"{name}: prompt", prompt)  # JSON can encode lone surrogates, which UTF-8 cannot
-        return PromptLine(prompt, most)
+        return PromptLine(prompt, most, kind)
     require(isinstance(prompt, list), f"{name}: prompt", "must be text or a list of token ids")
     require(bool(prompt), f"{name}: prompt", "is empty")
-    return PromptLine(token_ids_of(f"{name}: prompt", prompt), most)
+    return PromptLine(token_ids_of(f"{name}: prompt", prompt), most, kind)

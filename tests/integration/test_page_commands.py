@@ -77,6 +77,7 @@ PARSED: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "docker compose": (parsing.docker_compose, "needs an engine; test_compose.py runs what the services run"),
     "docker run": (parsing.docker_run, "needs an engine, and an image of others"),
     "paceline bench": (lambda words: parsing.paceline(("bench", *words)), "takes minutes to hours"),
+    "paceline measure": (lambda words: parsing.paceline(("measure", *words)), "takes minutes"),
     "python -m": (parsing.python_module, "measures for minutes, or needs a GPU"),
 }
 """What does not run here: how it is parsed instead, and why it does not run. A command with `…` in it is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from paceline.core.types import AcceptanceMode
 from paceline.core.validation import device as check_device
 from paceline.demo import DemoConfig, run_demo
 from paceline.plan import Plan, make_plan
+from paceline.plots import Mark, check_plots, draw_plots
 from paceline.supervisor import StackConfig, sigterm_as_interrupt
 
 DEMO = DemoConfig()
@@ -43,9 +45,15 @@ def plan(
         option("c_hat", "The draft's operations per token, and the memory it reads, over the target's."),
     ] = 0.0,
     as_json: Annotated[bool, option("json", "Print one JSON object.")] = False,
+    plots: Annotated[
+        Path | None, option("plots", "Draw the paper's figures 2 to 4 with alpha and c into this folder.")
+    ] = None,
 ) -> None:
     """Show the speed-up predicted by theory for an acceptance rate, a cost ratio and K."""
     result = make_plan(alpha, c, k, max_k=max_k, overhead=overhead, row_cost=row_cost, c_hat=c_hat)
+    if plots is not None:
+        check_plots(plots)
+        draw_plots([Mark("given", alpha, c)], plots)
     if as_json:
         print(json.dumps(result.to_dict()))
         return

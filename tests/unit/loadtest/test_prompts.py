@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.loadtest.prompts import PROMPTS, PromptLine, read_prompts
+from paceline.loadtest.prompts import EMBEDDED_KINDS, PROMPTS, PromptLine, read_prompts
 
 
 def file(tmp_path: Path, *lines: object) -> Path:
@@ -23,12 +24,12 @@ def test_prompt_lines_may_be_text_or_token_ids(tmp_path: Path) -> None:
         {"prompt": "a\u2028b"},
         "",
         {"prompt": [1, 2], "max_tokens": 7},
-        {"prompt": "c", "max_tokens": None},
+        {"prompt": "c", "max_tokens": None, "kind": "prose"},
     ]
     assert read_prompts(file(tmp_path, *lines, "")) == [
         PromptLine("a\u2028b"),
         PromptLine((1, 2), 7),
-        PromptLine("c"),
+        PromptLine("c", kind="prose"),
     ]
 
 
@@ -49,6 +50,8 @@ def test_prompt_lines_may_be_text_or_token_ids(tmp_path: Path) -> None:
         ({"prompt": "a", "max_tokens": 0}, "line 2: max_tokens: must be in"),
         ({"prompt": "a", "max_tokens": "3"}, "line 2: max_tokens: must be an integer"),
         ({"prompt": "a", "max_tokens": True}, "line 2: max_tokens: must be an integer"),
+        ({"prompt": "a", "kind": ""}, "line 2: kind: must be text"),
+        ({"prompt": "a", "kind": 3}, "line 2: kind: must be text"),
     ],
 )
 def test_an_invalid_line_is_refused_with_its_number(tmp_path: Path, line: object, says: str) -> None:
@@ -78,3 +81,19 @@ def test_unusable_prompt_files_are_refused(tmp_path: Path) -> None:
 def test_the_built_in_prompts_are_distinct_texts() -> None:
     assert len({line.prompt for line in PROMPTS}) == len(PROMPTS) > 4
     assert all(isinstance(line.prompt, str) and line.prompt for line in PROMPTS)
+
+
+def test_the_embedded_file_has_two_prompts_of_each_kind() -> None:
+    lines = read_prompts(Path(EMBEDDED_KINDS))
+    counts = Counter(line.kind for line in lines)
+    assert set(counts.values()) == {2}
+    assert list(counts) == [
+        "prose",
+        "code",
+        "code editing",
+        "JSON",
+        "translation",
+        "question answering",
+        "lists",
+        "random",
+    ]
