@@ -195,16 +195,17 @@ def make_runner(
 
     Without `num_blocks`, the cache takes what `load` leaves of the `memory_share` of a GPU, or free memory.
     `block_size` None is 16, or what `choose_attention` needs for `attention_backend`; the model's length
-    makes the cache "slotted", one block a sequence. A cache sized
-    by memory never has more blocks than all sequences the server admits could fill. Before the runner is
-    returned, it is compared with transformers on a few tokens. A model with other logits here (one that
-    ignores `position_ids`, for example) is refused with an InvalidArgumentError naming `model`. `backends`
-    names the permitted backends of the registry. The last one in the registry's order that serves this model
-    with the right logits is used. It may take over the weights: the model then runs through the runner only.
-    If the model's positions cannot be kept for `max_model_len`, the error names that field. `deterministic`
-    refuses backends that cannot give a row the same bits in any pass, naming that field. `new_recorder` makes
-    recorders of passes, which are used if recorded logits are right: one recorder for the trial, another one
-    to serve.
+    makes the cache "slotted", one block a sequence. A cache sized by memory never has more blocks than all
+    sequences the server admits could fill.
+
+    Before the runner is returned, it is compared with transformers on a few tokens. A model with other logits
+    here (one that ignores `position_ids`, for example) is refused with an InvalidArgumentError naming
+    `model`. `backends` names the permitted backends of the registry. The last one in the registry's order
+    that serves this model with the right logits is used. It may take over the weights: the model then runs
+    through the runner only. If the model's positions cannot be kept for `max_model_len`, the error names that
+    field. `deterministic` refuses backends that cannot give a row the same bits in any pass, naming that
+    field. `new_recorder` makes recorders of passes, which are used if recorded logits are right: one recorder
+    for the trial, another one to serve.
     """
     model = loaded.model if isinstance(loaded, LoadedModel) else loaded
     layers = inspect_attention(model)
