@@ -36,7 +36,7 @@ from paceline.engine.cache import DEFAULT_BLOCK_SIZE, LayerLayout, PagedCache
 from paceline.engine.layout import SequenceInput
 from paceline.engine.loading.model import prepare
 from paceline.engine.runner import ModelRunner
-from paceline.engine.scheduling.passes import usable_rows
+from paceline.engine.scheduling.passes import row_checks
 from target_worker.acceptance.items import VerifyItem
 from target_worker.verify import judge_all
 from tests.cuda.device import READ_ROWS, WRITE_ROWS, _bytes_of, _writes_first, aten
@@ -208,7 +208,7 @@ def _judge(logits: Tensor, rows: int, meter: Meter) -> None:
     kernels: Callable[[torch.device], Any] = lambda device: _ChoiceKernel(meter)  # noqa: E731
     with patch("paceline.decoding.coupled.gumbel_kernels", kernels):
         judge_all([item] * (len(logits) // rows), logits, ())
-        usable_rows(logits)
+        row_checks(logits)
 
 
 @functools.cache
