@@ -362,7 +362,8 @@ class TargetEngine:
                 self._begin(following, now)
                 verdict = replace(verdict, went_on_with=following.proposal.num_draft_tokens)
             else:
-                verdict = replace(verdict, forced_token_ids=forced_tokens(r.job.held))
+                if forced := forced_tokens(r.job.held):
+                    verdict = replace(verdict, forced_token_ids=forced)
                 self._delay.answered(r.command.sequence_id, r.rows, now)
                 self._precomputed.expect(r.job.held)
             events.append(RoundVerdict(r.command.sequence_id, r.command.epoch, r.command.round, verdict))

@@ -144,7 +144,7 @@ class _Found(NamedTuple):
     drawn: Sequence[Drawn]
     """R tokens."""
     own_scores: Sequence[float]
-    """R scores of these tokens, without noise."""
+    """R scores of these tokens, without noise; on a CPU none unless others are ranked too."""
     ranks: Ranks
     """S rows; none if no ranks are wanted."""
     broken: Sequence[bool]
@@ -158,7 +158,8 @@ def _read_on_host(
     if draws is not None:
         tokens, distributions = draw_sparse(*draws)
         drawn = list(map(Drawn, tokens, distributions))
-        own_scores = draws.rows[range(len(tokens)), tokens].tolist()
+        if num_ranks > 1:
+            own_scores = draws.rows[range(len(tokens)), tokens].tolist()
     ranks = ranked(scores, noise, num_ranks) if num_ranks else []
     return _Found(drawn, own_scores, ranks, broken_rows(logits))
 

@@ -267,7 +267,7 @@ class PretendedCuda(TorchDispatchMode):
         out = op(*bare_args, **bare_kwargs)
         if there or device.type == "cuda":
             self._count_work(op, bare_args, bare_kwargs, out)
-        if _writes_first(op):
+        if writes_first(op):
             return args[0]
         if "out" in kwargs:
             return kwargs["out"]
@@ -319,19 +319,12 @@ class PretendedCuda(TorchDispatchMode):
         read = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
         known = {t.untyped_storage().data_ptr() for t in read}
         new = [t for t in results if t.untyped_storage().data_ptr() not in known]
-        in_place = _writes_first(op) or "out" in kwargs
+        in_place = writes_first(op) or "out" in kwargs
         if not in_place and not new and results:
             return
         if str(name).startswith("aten.empty") or str(name) == "aten.new_empty":
             return
-        if name in READ_ROWS:
-            moved = 2 * sum(map(_bytes_of, results)) + sum(map(_bytes_of, read[1:]))
-        elif name in WRITE_ROWS:
-            moved = 2 * sum(map(_bytes_of, read[1:]))
-        elif name is aten.copy_:
-            moved = sum(map(_bytes_of, read))
-        else:
-            moved = sum(map(_bytes_of, read)) + sum(map(_bytes_of, results))
+        moved = bytes_moved(name, read, results)
         self.counts.launches += 1
         self.counts.num_bytes += moved
         tape = self.captures.open
@@ -455,13 +448,24 @@ def _bare(value: Any) -> Any:
     return CPU if isinstance(value, torch.device) else value
 
 
-def _writes_first(op: Any) -> bool:
+def writes_first(op: Any) -> bool:
     arguments = op._schema.arguments
     alias = arguments[0].alias_info if arguments else None
     return alias is not None and alias.is_write
 
 
-def _bytes_of(tensor: Tensor) -> int:
+def bytes_moved(name: Any, read: Sequence[Tensor], results: Sequence[Tensor]) -> int:
+    """Bytes that the operation `name` reads and writes, by shapes; of a table only the rows it takes."""
+    if name in READ_ROWS:
+        return 2 * sum(map(bytes_of, results)) + sum(map(bytes_of, read[1:]))
+    if name in WRITE_ROWS:
+        return 2 * sum(map(bytes_of, read[1:]))
+    if name is aten.copy_:
+        return sum(map(bytes_of, read))
+    return sum(map(bytes_of, read)) + sum(map(bytes_of, results))
+
+
+def bytes_of(tensor: Tensor) -> int:
     """Of its different numbers: what is expanded is read once."""
     sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0]
     return int(np.prod(sizes, dtype=np.int64)) * tensor.itemsize

@@ -39,7 +39,7 @@ from paceline.engine.runner import ModelRunner
 from paceline.engine.scheduling.passes import row_checks
 from target_worker.acceptance.items import VerifyItem
 from target_worker.verify import judge_all
-from tests.cuda.device import READ_ROWS, WRITE_ROWS, _bytes_of, _writes_first, aten
+from tests.cuda.device import bytes_moved, bytes_of, writes_first
 
 VOCAB: Final = 128_256
 MAX_LEN: Final = 131_072
@@ -97,18 +97,12 @@ class Meter(TorchDispatchMode):
         results = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
         known = {t.untyped_storage()._cdata for t in read}
         views = all(t.untyped_storage()._cdata in known for t in results)
-        if (views and not _writes_first(op) and "out" not in (kwargs or {})) or "empty" in str(name):
+        if (views and not writes_first(op) and "out" not in (kwargs or {})) or "empty" in str(name):
             return out
         if name is torch.ops.torch_attn._varlen_attn:
-            moved = _bytes_of(args[0]) + self._entry_bytes + sum(map(_bytes_of, results))
-        elif name in READ_ROWS:
-            moved = 2 * sum(map(_bytes_of, results)) + sum(map(_bytes_of, read[1:]))
-        elif name in WRITE_ROWS:
-            moved = 2 * sum(map(_bytes_of, read[1:]))
-        elif name is aten.copy_:
-            moved = sum(map(_bytes_of, read))
+            moved = bytes_of(args[0]) + self._entry_bytes + sum(map(bytes_of, results))
         else:
-            moved = sum(map(_bytes_of, read)) + sum(map(_bytes_of, results))
+            moved = bytes_moved(name, read, results)
         self.moved[str(name)] += moved
         return out
 
@@ -122,7 +116,7 @@ class _ChoiceKernel:
     def choose(self, logits: Tensor, divisors: Tensor | None, *streams: Tensor) -> tuple[Tensor, Tensor]:
         tokens = torch.empty(len(logits), dtype=torch.int64, device="meta")
         values = torch.empty(len(logits), dtype=torch.float64, device="meta")
-        self._meter.moved["choose"] += sum(map(_bytes_of, (logits, *streams, tokens, values)))
+        self._meter.moved["choose"] += sum(map(bytes_of, (logits, *streams, tokens, values)))
         return tokens, values
 
 

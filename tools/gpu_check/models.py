@@ -17,7 +17,7 @@ from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable
 from tools.gpu_check.device import Device
 from tools.gpu_check.report import Skipped
-from tools.gpu_check.sizes import BLOCK_SIZE, Shape
+from tools.gpu_check.sizes import BLOCK_SIZE, Shape, Sizes
 
 _CACHE_SHARE: Final = 0.8
 """Share of the free memory that a cache may take; the rest is for recordings, gathers and judging."""
@@ -121,6 +121,12 @@ def runners_of(device: Device, model: Any, num_entries: int, share: float = _CAC
         for entries in launched.cache.entries:
             entries.normal_()  # memory that was never written may hold NaN
     return Runners(launched, room_for_logits(launched.vocab_size, launched.dtype, device.torch))
+
+
+def runners_of_cells(device: Device, sizes: Sizes, shape: Shape) -> Runners:
+    """A new model on a cache for the most sequences of the most keys, with room for their new tokens."""
+    most = max(sizes.sequences) * (max(sizes.keys) + 64)
+    return runners_of(device, new_model(device, shape, sizes.dtype), most)
 
 
 def tables_of(runner: ModelRunner, count: int, length: int, room: int) -> list[BlockTable]:

@@ -13,7 +13,7 @@ from paceline.engine.multi_step import ChainInput
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable
 from tools.gpu_check.checks.machine import bandwidth
-from tools.gpu_check.models import Runners, new_model, runners_of, tables_of
+from tools.gpu_check.models import Runners, runners_of_cells, tables_of
 from tools.gpu_check.report import Failed, Figures, Skipped
 from tools.gpu_check.running import Bench, Case, Check
 from tools.gpu_check.sizes import K
@@ -25,8 +25,7 @@ _TEMPERATURE = 0.8
 
 def _cases(bench: Bench) -> Iterator[Case]:
     sizes = bench.sizes
-    most = max(sizes.sequences) * (max(sizes.keys) + 64)
-    runners = runners_of(bench.device, new_model(bench.device, sizes.small, sizes.dtype), most)
+    runners = runners_of_cells(bench.device, sizes, sizes.small)
     for keys, count, others in itertools.product(sizes.keys, sizes.sequences, (0, 8)):
         name = f"{sizes.small.name}, {count} x {keys}, {K} tokens{f', {others} others' * bool(others)}"
         yield name, _Cell(bench, runners, count, keys, others)

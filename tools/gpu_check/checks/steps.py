@@ -13,7 +13,7 @@ from paceline.engine.layout import SequenceInput
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable
 from tools.gpu_check.checks.machine import bandwidth
-from tools.gpu_check.models import Runners, new_model, runners_of, tables_of
+from tools.gpu_check.models import Runners, runners_of_cells, tables_of
 from tools.gpu_check.report import Failed, Figures
 from tools.gpu_check.running import Bench, Case, Check
 from tools.gpu_check.sizes import K, Shape
@@ -24,8 +24,7 @@ _DIFFERENCE = {torch.bfloat16: 0.2, torch.float32: 1e-3}
 
 def _cases(bench: Bench, shape: Shape, rows: Sequence[int]) -> Iterator[Case]:
     sizes = bench.sizes
-    most = max(sizes.sequences) * (max(sizes.keys) + 64)
-    runners = runners_of(bench.device, new_model(bench.device, shape, sizes.dtype), most)
+    runners = runners_of_cells(bench.device, sizes, shape)
     for keys, count, height in itertools.product(sizes.keys, sizes.sequences, rows):
         name = f"{shape.name}, {count} x {keys}, {height} row{'s' * (height > 1)}"
         yield name, _Cell(bench, runners, count, keys, height)
