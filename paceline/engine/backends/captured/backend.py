@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.core.errors import in_one_line
 from paceline.decoding.cuda.kernels import gumbel_kernels
 from paceline.decoding.noise import MAX_NOISE
-from paceline.engine.backends.captured.buckets import MAX_BATCH_ROWS, ROWS, Bucket, bucket_of
+from paceline.engine.backends.captured.buckets import MAX_BATCH_ROWS, MAX_FEED, ROWS, Bucket, bucket_of
 from paceline.engine.backends.captured.choosing import choosing_step, chosen_of
 from paceline.engine.backends.captured.recording import Recorder, Step
 from paceline.engine.backends.captured.refusals import Refusals
@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 PATIENCE: Final = 1
 """Uses of a bucket before it is recorded."""
-MAX_FEED: Final = 2
-"""Tokens that a chain may begin with: after a full acceptance the last draft token has no entry yet."""
 _CHOOSES: Final = Skills(chains=ChainSkills(max_feed=MAX_FEED))
 MAX_RECORDED: Final = 128
 """Maximum number of recordings; the least recently used one is dropped."""

@@ -19,6 +19,9 @@ _SMALLEST_PART: Final = 1024
 ROWS: Final = (1, 2, 3, 5, 9, MAX_ROWS)
 """One more than K for each K that is a power of two, and plain decoding."""
 
+MAX_FEED: Final = 2
+"""Tokens that a chain may begin with: after a full acceptance the last draft token has no entry yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:

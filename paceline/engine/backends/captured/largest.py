@@ -9,8 +9,9 @@ from typing import Final
 
 from torch import Tensor
 
+from paceline.core.limits import MAX_SUPPORT
 from paceline.decoding.noise import MAX_NOISE
-from paceline.engine.backends.captured.buckets import MAX_SEQUENCES, ROWS, Bucket, bucket_of
+from paceline.engine.backends.captured.buckets import MAX_FEED, MAX_SEQUENCES, ROWS, Bucket, bucket_of
 from paceline.engine.backends.captured.choosing import choosing_step
 from paceline.engine.backends.captured.recording import Step
 from paceline.engine.backends.captured.static_inputs import StaticInputs
@@ -69,15 +70,21 @@ def largest_buckets(fitting: Fitting, max_keys: int) -> list[Bucket]:
 
 
 def largest_chains(fitting: Fitting, vocab_size: int) -> list[Bucket]:
-    """Those of the most sequences, greedy and with noise. Their first step takes up to two tokens."""
+    """Those of the most sequences: greedy, with noise, and drawn with distributions.
+
+    Their first step takes up to two tokens.
+    """
     largest = []
-    for noisy, most in ((False, MAX_SEQUENCES), (True, min(MAX_SEQUENCES, MAX_NOISE // vocab_size))):
+    support = 1.0, min(MAX_SUPPORT, vocab_size)
+    for noisy, drawn_from in ((False, None), (True, None), (False, support)):
+        most = min(MAX_SEQUENCES, MAX_NOISE // vocab_size) if noisy else MAX_SEQUENCES
         # The number of sequences is rounded up.
         buckets = (
             bucket
             for sequences in range(most, 0, -1)
-            if (bucket := fitting(sequences, 2, 2)) and bucket.sequences <= most
+            if (bucket := fitting(sequences, MAX_FEED, MAX_FEED)) and bucket.sequences <= most
         )
         if (bucket := next(buckets, None)) is not None:
-            largest.append(replace(bucket, steps=1, noisy=noisy, ranks=min(_RANKS, vocab_size - 1)))
+            ranks = min(_RANKS, vocab_size - 1)
+            largest.append(replace(bucket, steps=1, noisy=noisy, ranks=ranks, support=drawn_from))
     return largest
