@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from coordinator.workers.directory.interface import Member
 from paceline.core.validation import host_and_port
+from paceline.rpc.resolve import Resolve, resolve
 
 log = logging.getLogger(__name__)
 
-Resolve = Callable[[str], Awaitable[Sequence[str]]]
-"""The IP addresses of a host name. Raises OSError."""
-
 ASK_SECONDS = 2.0
 """Seconds between two queries. The system's resolver does not tell how long an answer is valid."""
-
-
-async def resolve(host: str) -> Sequence[str]:
-    """Ask the system's resolver. IPv6 addresses count only if there are no others: a worker has one entry."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    addresses = [(family, str(address[0])) for family, *_, address in found]
-    return [a for family, a in addresses if family == socket.AF_INET] or [a for _, a in addresses]
 
 
 class DnsDirectory:
@@ -66,5 +56,4 @@ class DnsDirectory:
             self._failed = True
             return None
         self._failed = False
-        hosts = sorted({f"[{address}]" if ":" in address else address for address in addresses})
-        return [Member(self._role, f"{host}:{self._port}") for host in hosts]
+        return [Member(self._role, f"{address}:{self._port}") for address in addresses]

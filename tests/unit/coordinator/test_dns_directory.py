@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.workers.directory import dns
 from coordinator.workers.directory.dns import DnsDirectory
 from coordinator.workers.directory.registry import open_directories
 from paceline.core.errors import InvalidArgumentError
@@ -72,7 +71,7 @@ async def test_a_worker_is_listed_once(
         return [(family, 0, 0, "", (address, 0)) for family, address in found]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-    watch = DnsDirectory("draft", "drafts:9", dns.resolve).watch()
+    watch = DnsDirectory("draft", "drafts:9").watch()
     assert [member.address for member in await anext(watch)] == addresses
 
 

@@ -1,0 +1,18 @@
+"""The addresses behind a host name."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+"""The IP addresses of a host name, IPv6 ones in brackets. Raises OSError."""
+
+
+async def resolve(host: str) -> Sequence[str]:
+    """Ask the system's resolver. IPv6 addresses count only if there are no others: a process has one entry."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    addresses = {(family, str(address[0])) for family, *_, address in found}
+    v4 = sorted(address for family, address in addresses if family == socket.AF_INET)
+    return v4 or sorted(f"[{address}]" for _, address in addresses)
