@@ -11,8 +11,8 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
 async def resolve(host: str) -> Sequence[str]:
-    """Ask the system's resolver. IPv6 addresses count only if there are no others: a process has one entry."""
+    """Ask the system's resolver. IPv6 addresses count only if there are no others: one entry a process."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    addresses = {(family, str(address[0])) for family, *_, address in found}
-    v4 = sorted(address for family, address in addresses if family == socket.AF_INET)
-    return v4 or sorted(f"[{address}]" for _, address in addresses)
+    addresses = [(family, str(address[0])) for family, *_, address in found]
+    v4 = [address for family, address in addresses if family == socket.AF_INET]
+    return v4 or [f"[{address}]" for _, address in addresses]

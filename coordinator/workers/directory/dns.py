@@ -56,4 +56,4 @@ class DnsDirectory:
             self._failed = True
             return None
         self._failed = False
-        return [Member(self._role, f"{address}:{self._port}") for address in addresses]
+        return [Member(self._role, f"{address}:{self._port}") for address in sorted(set(addresses))]
