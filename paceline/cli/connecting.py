@@ -12,8 +12,15 @@ from paceline.client.resuming import DEFAULT_RESUME_SECONDS
 from paceline.core.security.tls import Tls
 
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
-Address = Annotated[str, option("address", "host:port of the coordinator; a host alone means port 50151.")]
-"""Address of the server; the default is that of `paceline serve`."""
+Address = Annotated[
+    str,
+    option(
+        "address",
+        "host:port of the coordinator; a host alone means port 50151. Several are separated by commas, or "
+        "found by a name: dns:HOST:PORT.",
+    ),
+]
+"""Addresses of the coordinators; the default is that of `paceline serve`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +72,7 @@ class StreamConnection(Connection):
     resuming."""
 
     def client(self, address: str) -> AsyncClient:
-        """A client of the coordinator at `address`. Raises InvalidArgumentError naming it."""
+        """A client of the coordinators at `address`. Raises InvalidArgumentError naming it."""
         return AsyncClient(
             address, tls=self.settings, api_key=self.api_key, resume_seconds=self.resume_seconds
         )

@@ -2,8 +2,8 @@
 
 A closed stream sends its cancellation at once, before any later call of the same client. A stream that is
 garbage-collected leaves it to a thread: the collector may have interrupted gRPC while it held its locks, and
-only putting a name into a queue is safe there. Queued cancellations are also sent before any later request of
-the same client, because that request may reuse the name.
+only putting an entry into a queue is safe there. Queued cancellations are also sent before any later request
+of the same client, because that request may reuse the name.
 """
 
 from __future__ import annotations
@@ -27,51 +27,50 @@ class _Answer(Protocol):
     def add_done_callback(self, fn: Callable[[Any], None]) -> None: ...
 
 
-Cancel = Callable[[str], _Answer]
-"""Starts a Cancel call. gRPC errors are ignored: the server drops the request after its own time limit."""
+Cancel = Callable[[], _Answer]
+"""Starts the Cancel call of one request at its coordinator. gRPC errors are ignored: the server drops the
+request after its own time limit."""
 _FAILURES = (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError)
 
 
 class _Queue:
-    """Names waiting to be cancelled, by the thread or before the next request."""
+    """Cancellations to be sent by the thread or before the next request."""
 
-    def __init__(self, cancel: Cancel) -> None:
-        self._cancel = cancel
-        self._names: deque[str] = deque()
+    def __init__(self) -> None:
+        self._waiting: deque[Cancel] = deque()
         self._signals: SimpleQueue[bool] = SimpleQueue()
         self._sending = threading.Lock()
-        """Held from taking a name until its call has started, so that no name is between both afterwards."""
+        """Held from taking an entry until its call has started, so that none is between both afterwards."""
 
-    def put(self, name: str) -> None:
-        """Add a name. Takes no lock, because the calling thread may hold any lock."""
-        self._names.append(name)
+    def put(self, cancel: Cancel) -> None:
+        """Add an entry. Takes no lock, because the calling thread may hold any lock."""
+        self._waiting.append(cancel)
         self._signals.put(True)
 
     def end(self) -> None:
-        """Stop the thread after the queued names."""
+        """Stop the thread after the queued entries."""
         self._signals.put(False)
 
     def wait(self) -> bool:
-        """Wait for a name, which another thread may take first. False means stop."""
+        """Wait for an entry, which another thread may take first. False means stop."""
         return self._signals.get()
 
     def send(self, most: int | None = None) -> list[_Answer]:
-        """Start the calls of the oldest `most` names; None means all."""
+        """Start the calls of the oldest `most` entries; None means all."""
         calls = []
         with self._sending:
-            here = len(self._names)
+            here = len(self._waiting)
             for _ in range(here if most is None else min(most, here)):
                 with contextlib.suppress(*_FAILURES):
-                    calls.append(self._cancel(self._names.popleft()))
+                    calls.append(self._waiting.popleft()())
         return calls
 
 
 class Abandoning:
-    """Cancels requests by their names."""
+    """Sends cancellations."""
 
-    def __init__(self, cancel: Cancel) -> None:
-        self._cancel = cancel
-        self._queue = _Queue(cancel)
+    def __init__(self) -> None:
+        self._queue = _Queue()
         self._calls: set[_Answer] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -85,14 +84,14 @@ class Abandoning:
                 )
                 self._thread.start()
 
-    def now(self, request_id: str) -> None:
+    def now(self, cancel: Cancel) -> None:
         """Cancel immediately without waiting for the answer."""
         with contextlib.suppress(*_FAILURES):
-            self._keep(self._cancel(request_id))
+            self._keep(cancel())
 
-    def soon(self, request_id: str) -> None:
+    def soon(self, cancel: Cancel) -> None:
         """Let the thread cancel the request."""
-        self._queue.put(request_id)
+        self._queue.put(cancel)
 
     def before_a_request(self) -> None:
         """Send all queued cancellations."""

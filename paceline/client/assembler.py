@@ -6,6 +6,9 @@ A broken stream may be followed by another one, which begins with `started` agai
 received tokens. It repeats the prompt's data only for choices without tokens; data received before is
 dropped, as is the repeated end of a finished choice.
 
+A server behind a proxy may have to send a message before the proxy passes on its error. An empty message is
+therefore accepted as the last one of a call that fails.
+
 A message out of order, a skipped index or an unknown value raises InternalError: the server is wrong or too
 new, and tokens must not be lost or repeated silently.
 """
@@ -33,6 +36,11 @@ from paceline.core.errors import InternalError, InvalidArgumentError, PacelineEr
 from paceline.core.types import AcceptanceMode, FinishReason, TokenOrigin
 from paceline.rpc import codec
 from paceline.v1 import common_pb2, generation_pb2
+
+
+def is_empty(message: generation_pb2.GenerateResponse) -> bool:
+    """True for a message without content, not even of a newer version."""
+    return message.ByteSize() == 0
 
 
 def _broken(what: str) -> NoReturn:
@@ -64,6 +72,8 @@ class StreamAssembler:
         self.num_choices = sampling.n if sampling is not None and sampling.HasField("n") else 1
         self._started: generation_pb2.GenerateStarted | None = None
         self._resumes = False
+        self._has_failed = False
+        """The call's latest message was empty: an error must follow."""
         self._repeated_positions = 0
         """Number of the prompt's log-probabilities that will be repeated."""
         self.mode = AcceptanceMode.COUPLED
@@ -96,16 +106,25 @@ class StreamAssembler:
         received = tuple(tuple(choice.token_ids) for choice in self._choices)
         return self._started.seed, codec.Resumption(tuple(map(len, received)), received)
 
+    def end_call(self) -> None:
+        """The call has failed; another may follow."""
+        self._has_failed = False
+
     def feed(self, message: generation_pb2.GenerateResponse | None) -> GenerationChunk | None:
         """The chunk of this message, if any. A None message is the end of the stream.
 
         Raises InternalError, or UnavailableError for a premature end.
         """
+        if self._has_failed:
+            _broken("it has an empty message")
         if message is None:
             self.require_result()
             return None
         if self.result is not None:
             _broken("it continues after its end")
+        if is_empty(message):
+            self._has_failed = True
+            return None
         part = message.WhichOneof("part")
         if (part == "started") != (self._started is None or self._resumes):
             _broken("it must start once, with `started`")

@@ -6,20 +6,21 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 
 from paceline.core import limits
 from paceline.core.errors import (
     CancelledError,
+    DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
     PacelineError,
     UnavailableError,
 )
 from paceline.core.security.tls import Tls
-from paceline.rpc.codec.status import DETAILS_KEY, from_rpc_error
+from paceline.rpc.codec.status import from_rpc_error, is_ours
 from paceline.rpc.security.credentials import check_files
 
 _Message = TypeVar("_Message")
@@ -30,8 +31,13 @@ class ClientClosedError(UnavailableError):
 
 
 class CallCutError(CancelledError):
-    """A call ended with CANCELLED and without Paceline's error details: the server's gRPC is stopping, or
-    this client cancelled the call."""
+    """A call ended with CANCELLED and without Paceline's error details: the server's gRPC is stopping, a
+    proxy lost it, or this client cancelled the call."""
+
+
+class DeadlineCutError(DeadlineExceededError):
+    """A call ended with DEADLINE_EXCEEDED and without Paceline's error details: the call's own deadline has
+    passed, or a proxy's."""
 
 
 def cut_by(error: PacelineError, *, closed: bool) -> PacelineError:
@@ -45,15 +51,20 @@ _NEVER_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed
 """Prefixes of gRPC's error messages for calls that never had a connection."""
 
 
+def never_connected(error: PacelineError) -> bool:
+    """True if the call that ended with `error` reached no server."""
+    return error.message.startswith(_NEVER_CONNECTED)
+
+
 @dataclass(slots=True)
 class Contact:
-    """Whether a client has ever reached its server. Any thread may set it."""
+    """Whether a client has ever reached one of its servers. Any thread may set it."""
 
     made: bool = False
 
     def learn(self, error: PacelineError) -> None:
         """Record contact if the error came from an established connection."""
-        self.made = self.made or not error.message.startswith(_NEVER_CONNECTED)
+        self.made = self.made or not never_connected(error)
 
 
 KEEPALIVE_MILLISECONDS = 30_000
@@ -62,6 +73,8 @@ KEEPALIVE_TIMEOUT_MILLISECONDS = 10_000
 """If a ping is not answered within this time, the connection counts as lost."""
 RECONNECT_MILLISECONDS = 2_000
 """Maximum backoff: calls reach a restarted server within this time."""
+CONNECT_MILLISECONDS = 5_000
+"""A connection that takes longer is given up, so that a call can go to another server."""
 
 
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
@@ -71,6 +84,7 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MILLISECONDS),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MILLISECONDS),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MILLISECONDS),
 )
 """Message bounds, keepalive and reconnection of a client's channel."""
 
@@ -128,9 +142,32 @@ def translated() -> Iterator[None]:
         raise CancelledError(CLOSED) from None
 
 
+_ANSWERS = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
+"""Codes that say something of the caller or the message, whoever sends them: another server would not serve
+the call either."""
+_UNDECODABLE = "Exception deserializing response!"
+"""gRPC's message for an INTERNAL of its own: the bytes arrived and are no message."""
+
+
 def _told(error: grpc.RpcError) -> PacelineError:
     told = from_rpc_error(error)
-    metadata: Any = error.trailing_metadata() or ()
-    if isinstance(told, CancelledError) and DETAILS_KEY not in dict(metadata):
-        return CallCutError(told.message)
-    return told
+    code = error.code()
+    if is_ours(error) or code in _ANSWERS or error.details() == _UNDECODABLE:
+        return told
+    match code:
+        case grpc.StatusCode.UNAVAILABLE:
+            return told
+        case grpc.StatusCode.CANCELLED:
+            return CallCutError(told.message)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineCutError(told.message)
+    # A proxy that has lost its server answers in its own words, such as INTERNAL.
+    return UnavailableError(f"the connection to the server broke ({code.name}: {told.message})")

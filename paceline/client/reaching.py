@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,53 @@ DEFAULT_PORT: Final = 50151
 
 _OF_GRPC: Final = re.compile(r"(unix|unix-abstract|dns|ipv4|ipv6|vsock|xds):")
 """Addresses in gRPC's own form, passed on unchanged."""
+_LIST_OF_GRPC: Final = re.compile(r"ipv[46]:")
+"""Of these, the ones that may contain commas."""
+_OF_NAME: Final = re.compile(r"dns:(?!/)")
+"""Beginning of a host name all of whose addresses are meant."""
+
+Addresses = str | Sequence[str]
+"""One address, several separated by commas, or a sequence of them. Each is host:port, a host alone, an
+address in gRPC's own form, or dns:host:port, which stands for every address of that name."""
+
+
+def checked_addresses(address: Addresses) -> tuple[str, ...]:
+    """Each address with a port; those that begin with `dns:` are names.
+
+    Raises InvalidArgumentError naming `address` for an empty list, and for one that is malformed or doubled.
+    """
+    if isinstance(address, str):
+        written: Sequence[str] = [address] if _LIST_OF_GRPC.match(address) else address.split(",")
+    elif isinstance(address, Sequence) and not isinstance(address, bytes | bytearray | memoryview):
+        written = address
+    else:
+        raise InvalidArgumentError("address", f"must be host:port or a list, got {type(address).__name__}")
+    if not written:
+        raise InvalidArgumentError("address", "must have at least one host:port, got an empty list")
+    checked: list[str] = []
+    for each in written:
+        one = _checked(each.strip() if isinstance(each, str) else each)
+        if one in checked:
+            raise InvalidArgumentError("address", f"has {one} twice")
+        checked.append(one)
+    return tuple(checked)
+
+
+def name_of(address: str) -> tuple[str, str] | None:
+    """Host and port of a checked address that is a name; None for any other."""
+    if not _OF_NAME.match(address):
+        return None
+    host, _, port = address.removeprefix("dns:").rpartition(":")
+    return host, port
+
+
+def _checked(address: str) -> str:
+    if not isinstance(address, str) or not _OF_NAME.match(address):
+        return checked_address(address)
+    place = address.removeprefix("dns:")
+    if not place or _OF_GRPC.match(place):
+        raise InvalidArgumentError("address", f"must be dns:host:port, got {address!r}")
+    return f"dns:{checked_address(place)}"
 
 
 def checked_address(address: str) -> str:
@@ -34,7 +82,7 @@ def checked_address(address: str) -> str:
     else:
         host, colon, port = address.partition(":")
         port = port if colon else str(DEFAULT_PORT)
-    if not host or re.search(r"[\s/]", host) or not (port.isdecimal() and 0 < int(port) < 65536):
+    if not host or re.search(r"[\s/,]", host) or not (port.isdecimal() and 0 < int(port) < 65536):
         raise InvalidArgumentError("address", f"must be host:port, got {address!r}")
     return f"{host}:{port}"
 
@@ -45,6 +93,8 @@ class Reach:
 
     address: str
     secure: bool
+    tried: int = 1
+    """Number of addresses that were tried, this one last."""
 
     def told(self, error: PacelineError) -> PacelineError:
         """The error, with a clear message if gRPC could not reach a server."""
@@ -52,7 +102,8 @@ class Reach:
             return error
         for pattern, with_tls, meaning in _MEANINGS:
             if with_tls in (None, self.secure) and re.search(pattern, error.message):
-                return UnavailableError(meaning.format(address=self.address), error.last_index)
+                last = f" (the last of {self.tried} addresses tried)" if self.tried > 1 else ""
+                return UnavailableError(meaning.format(address=self.address) + last, error.last_index)
         return error
 
 

@@ -1,9 +1,12 @@
 """Resuming broken streams: when to retry and what to request. No I/O, so both clients share it.
 
 A stream is resumed while the time without a server since its last chunk is within a budget. A stream that has
-not begun is retried too, unless the server was never reached: then the address may be wrong, and the caller
-gets the error at once. A refusal is an answer and is not retried. If the deadline comes first, the caller
-gets DeadlineExceededError at the deadline, and no request is sent that cannot be answered in time.
+not begun is retried too, unless no server was ever reached: then the addresses may be wrong, and the caller
+gets the error when each was tried. A refusal is an answer and is not retried. If the deadline comes first,
+the caller gets DeadlineExceededError at the deadline, and no request is sent that cannot be answered in time.
+
+With several coordinators each call goes to another one. It brings the received tokens, the seed and the
+acceptance mode, so the answer can go on at any of them.
 """
 
 from __future__ import annotations
@@ -15,8 +18,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.client.assembler import StreamAssembler
-from paceline.client.channel import CallCutError, ClientClosedError, Contact
+from paceline.client.assembler import StreamAssembler, is_empty
+from paceline.client.channel import (
+    CallCutError,
+    ClientClosedError,
+    Contact,
+    DeadlineCutError,
+    never_connected,
+)
 from paceline.client.results import GenerationChunk
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import (
@@ -31,8 +40,6 @@ from paceline.v1 import generation_pb2
 
 DEFAULT_RESUME_SECONDS = 30.0
 """The coordinator's default time for holding a request of a disconnected client."""
-CANCEL_SECONDS = 1.0
-"""Longest time a closing client spends on cancelling its requests at the server."""
 MAX_DOUBLINGS = 64
 """Cap on the doublings of a pause, against overflow; the pause has reached its bound long before."""
 LEAST_TIMEOUT = 1e-3
@@ -68,12 +75,21 @@ class Resuming:
         backoff: ResumeBackoff,
         clock: Clock = monotonic,
         contact: Contact | None = None,
+        count: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`timeout` seconds cover all calls together; None is no deadline. `contact` is the client's."""
+        """`timeout` seconds cover all calls together; None is no deadline. `contact` is the client's, and
+        `count` the number of its coordinators."""
         self.request = request
         self.assembler = StreamAssembler(request.sampling)
         self.num_resumes = 0
         """Number of times the stream was resumed."""
+        self.tried: set[str] = set()
+        """Coordinators that were called since the last chunk."""
+        self._count = count
+        self._has_reached = False
+        """A server may know the request."""
+        self._begins_elsewhere = False
+        """The next call is the first that reaches a server, if it does."""
         self._backoff = backoff
         self._clock = clock
         self._deadline = None if timeout is None else clock() + timeout
@@ -111,12 +127,13 @@ class Resuming:
 
     def feed(self, message: generation_pb2.GenerateResponse | None) -> GenerationChunk | None:
         """The chunk of a message, if any. Raises the assembler's errors."""
-        if message is not None:
-            self._contact.made = True
+        if message is not None and not is_empty(message):
+            self._contact.made = self._has_reached = True
             self._end_of_break()
         chunk = self.assembler.feed(message)
         if chunk is not None:
             self._num_pauses, self._earlier_seconds = 0, 0.0
+            self.tried.clear()
         return chunk
 
     def _end_of_break(self) -> None:
@@ -134,6 +151,9 @@ class Resuming:
             if isinstance(error, InvalidArgumentError):
                 self._end.acquire(blocking=False)
             return None
+        if not self._has_reached and self._may_begin_elsewhere:
+            self._begins_elsewhere = True
+            return 0.0
         now = self._clock()
         if self._broken_at is None:
             self._broken_at = now
@@ -141,13 +161,17 @@ class Resuming:
         if patience <= 0:
             return None
         pause, left = (
-            min(max(self._backoff.pause(self._num_pauses), _requested_pause(error)), patience),
+            min(max(self._next_pause(), _requested_pause(error)), patience),
             self._left,
         )
         if pause >= left - LEAST_TIMEOUT:
             return max(left, 0.0)
         self._num_pauses += 1
         return pause
+
+    def _next_pause(self) -> float:
+        """Doubles when all coordinators have been tried."""
+        return self._backoff.pause(self._num_pauses // max(self._count(), 1))
 
     def _is_a_break(self, error: PacelineError) -> bool:
         """True if a retry may succeed.
@@ -157,10 +181,19 @@ class Resuming:
         """
         if self._broken_at is not None and self._begun and isinstance(error, ResourceExhaustedError):
             return True
-        if isinstance(error, ClientClosedError) or not isinstance(error, UnavailableError | CallCutError):
+        if isinstance(error, DeadlineCutError) and self._left <= LEAST_TIMEOUT:
+            return False
+        if isinstance(error, ClientClosedError) or not isinstance(error, _BREAKS):
             return False
         self._contact.learn(error)
-        return self.assembler.result is None and (self._begun or self._contact.made)
+        self._has_reached = self._has_reached or not never_connected(error)
+        if self.assembler.result is not None:
+            return False
+        return self._begun or self._contact.made or self._may_begin_elsewhere
+
+    @property
+    def _may_begin_elsewhere(self) -> bool:
+        return len(self.tried) < self._count()
 
     def next_request(self) -> generation_pb2.GenerateRequest:
         """The request that continues the broken call: the remaining tokens, with the same seed and mode.
@@ -172,6 +205,10 @@ class Resuming:
         """
         if self._left <= LEAST_TIMEOUT:
             raise DeadlineExceededError("the timeout expired before the stream could be resumed")
+        self.assembler.end_call()
+        if self._begins_elsewhere:
+            self._begins_elsewhere = False
+            return self.request
         # Counted here, because the stream may be closed during the pause.
         self.num_resumes += 1
         request = generation_pb2.GenerateRequest()
@@ -187,12 +224,21 @@ class Resuming:
         codec.resumption_to_proto(resumption, request)
         return request
 
+    @property
+    def held_as(self) -> str | None:
+        """The id under which a coordinator may hold the request; None if none does."""
+        named = self._id_is_ours or self.assembler.request_id is not None
+        # `started` may have arrived unread, so a request may be held even if the stream has not begun.
+        held = self.request.resumable and named and self.assembler.result is None
+        return self.request.request_id if held else None
+
     def abandon(self) -> str | None:
         """The request id to cancel, once, if the server may hold the request; else None."""
-        named = self._id_is_ours or self.assembler.request_id is not None
-        held = self.request.resumable and named and self.assembler.result is None
-        # `started` may have arrived unread, so a request may be held even if the stream has not begun.
-        return self.request.request_id if held and self._end.acquire(blocking=False) else None
+        request_id = self.held_as
+        return request_id if request_id is not None and self._end.acquire(blocking=False) else None
+
+
+_BREAKS = (UnavailableError, CallCutError, DeadlineCutError)
 
 
 def _requested_pause(error: PacelineError) -> float:

@@ -20,7 +20,7 @@ from harness.unread import NARROW, until_it_stands_still
 from harness.waiting import HANG, until
 from harness.web import Http
 
-from paceline.client import Client, WorkerState, sync_client
+from paceline.client import Client, WorkerState, links
 from paceline.client.channel import CHANNEL_OPTIONS
 from paceline.core import limits
 from paceline.core.config import CoordinatorConfig
@@ -199,7 +199,7 @@ def test_a_slow_reader_loses_nothing(
     stack: RunningStack, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that pauses gets every token in the end, and others are served meanwhile."""
-    monkeypatch.setattr(sync_client, "CHANNEL_OPTIONS", (*CHANNEL_OPTIONS, *NARROW))
+    monkeypatch.setattr(links, "CHANNEL_OPTIONS", (*CHANNEL_OPTIONS, *NARROW))
     # Messages that fill the buffers between.
     parameters = {"max_tokens": 1500, "temperature": 1.0, "seed": 4, "ignore_eos": True, "logprobs": 20}
     before = http.total("paceline:generation_tokens_total")

@@ -17,7 +17,7 @@ from harness.unread import NARROW, until_it_stands_still
 from harness.waiting import HANG, until
 from harness.web import Http
 
-from paceline.client import AsyncClient, Client, GenerationChunk, GenerationResult, sync_client
+from paceline.client import AsyncClient, Client, GenerationChunk, GenerationResult, links, sync_client
 from paceline.client.channel import CHANNEL_OPTIONS
 from paceline.client.requests import generate_request
 from paceline.core.errors import (
@@ -344,7 +344,8 @@ def test_a_stream_being_read_can_be_taken_over(stack: RunningStack) -> None:
 def test_an_exhausted_resume_budget_names_the_last_index(
     stack: RunningStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_client, "CANCEL_SECONDS", HANG)
+    for module in (links, sync_client):
+        monkeypatch.setattr(module, "CANCEL_SECONDS", HANG)
     cuts = itertools.chain([20 * FIRST_CUT], itertools.repeat(0))
     with CuttingProxy(stack.address, cuts) as proxy, Client(proxy.address, resume_seconds=0.5) as client:
         stream = client.stream(PROMPT, LONG, speculation=K, timeout=HANG)
@@ -367,7 +368,7 @@ def test_a_cut_reader_resumes_when_it_reads_again(
     stack: RunningStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its blocks are free meanwhile. The window is small and messages fill the buffers."""
-    monkeypatch.setattr(sync_client, "CHANNEL_OPTIONS", (*CHANNEL_OPTIONS, *NARROW))
+    monkeypatch.setattr(links, "CHANNEL_OPTIONS", (*CHANNEL_OPTIONS, *NARROW))
     sampling = {**COUPLED, "max_tokens": 1500, "logprobs": 20}
     targets, drafts = ([stack.stack.address_of(role)] for role in ("target", "draft"))
     with (

@@ -16,8 +16,9 @@ from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.cli.printing import to_stdout
 from paceline.cli.structuring import Structure
 from paceline.client import Client
+from paceline.client.reaching import checked_addresses
 from paceline.client.server_status import CacheInfo, ServerStatus, WorkerStatus
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.limits import MAX_PROMPT_CHARACTERS
 from paceline.core.types import SamplingParams, SpeculationParams
 
@@ -77,16 +78,31 @@ def status(
     as_json: Json = False,
     timeout: Annotated[float, option("timeout", "Seconds to wait for the answer.")] = 10.0,
 ) -> None:
-    """Show every process: role, address, model, cache use and state."""
-    with Client(address, tls=connection.settings, api_key=connection.api_key) as client:
-        answer = client.status(timeout=timeout)
+    """Show every process: role, address, model, cache use and state. Several coordinators are shown one after
+    another."""
+    failure: PacelineError | None = None
+    for number, each in enumerate(checked_addresses(address)):
+        try:
+            with Client(each, tls=connection.settings, api_key=connection.api_key) as client:
+                answer = client.status(timeout=timeout)
+        except PacelineError as error:
+            failure = failure or error
+        else:
+            _show(answer, connection, as_json=as_json, follows=number > 0)
+    if failure is not None:
+        raise failure
+
+
+def _show(answer: ServerStatus, connection: Connection, *, as_json: bool, follows: bool) -> None:
     if as_json:
         print(json.dumps(answer.to_dict(), ensure_ascii=False))
-    else:
-        console = to_stdout()
-        console.print(status_table(answer))
-        scheme = "http" if connection.settings is None else "https"
-        console.print(f"\n{_summary(answer, scheme)}")
+        return
+    console = to_stdout()
+    if follows:
+        console.print()
+    console.print(status_table(answer))
+    scheme = "http" if connection.settings is None else "https"
+    console.print(f"\n{_summary(answer, scheme)}")
 
 
 def status_table(answer: ServerStatus) -> Table:

@@ -153,14 +153,25 @@ def _index(text: str) -> int | None:
 def from_rpc_error(error: grpc.RpcError) -> errors.PacelineError:
     """The error for a failed call of the synchronous or asyncio API, with the peer's details if present."""
     code, text = error.code(), error.details()
+    status = _detailed(error) or status_pb2.Status(code=code.value[0], message=text or code.name)
+    return from_status(status)
+
+
+def is_ours(error: grpc.RpcError) -> bool:
+    """True if Paceline ended the call, false for the status of a proxy, another server or gRPC itself."""
+    status = _detailed(error)
+    return status is not None and _read_details(status.details)[0].domain == DOMAIN
+
+
+def _detailed(error: grpc.RpcError) -> status_pb2.Status | None:
     metadata: Any = error.trailing_metadata() or ()
     for key, value in metadata:
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:
-                return from_status(status_pb2.Status.FromString(value))
+                return status_pb2.Status.FromString(value)
             except DecodeError:
-                break
-    return from_status(status_pb2.Status(code=code.value[0], message=text or code.name))
+                return None
+    return None
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import queue
@@ -199,17 +200,18 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServiceServicer):
 @pytest.fixture(autouse=True)
 def patient_cancellations(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, a cancellation arrives."""
-    for module in ("sync_client", "async_client"):
+    for module in ("links", "sync_client", "async_client"):
         monkeypatch.setattr(f"paceline.client.{module}.CANCEL_SECONDS", 30.0)
 
 
-@pytest.fixture
-def server() -> Iterator[FakeCoordinator]:
+@contextlib.contextmanager
+def serving(address: str = "127.0.0.1:0") -> Iterator[FakeCoordinator]:
+    """A scripted coordinator at this address."""
     service = FakeCoordinator()
     executor = ThreadPoolExecutor(max_workers=4)
     grpc_server = grpc.server(executor)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, grpc_server)
-    service.address = f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
+    service.address = f"{address.partition(':')[0]}:{grpc_server.add_insecure_port(address)}"
     grpc_server.start()
 
     def stop() -> None:
@@ -217,9 +219,24 @@ def server() -> Iterator[FakeCoordinator]:
         grpc_server.stop(None).wait()
 
     service.stop = stop
-    yield service
-    stop()
-    executor.shutdown()
+    try:
+        yield service
+    finally:
+        stop()
+        executor.shutdown()
+
+
+@pytest.fixture
+def server() -> Iterator[FakeCoordinator]:
+    with serving() as service:
+        yield service
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[FakeCoordinator, FakeCoordinator]]:
+    """Two coordinators at one port of two loopback addresses."""
+    with serving() as one, serving(f"127.0.0.2:{one.address.partition(':')[2]}") as other:
+        yield one, other
 
 
 class BlockingStream:

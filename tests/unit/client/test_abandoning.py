@@ -61,7 +61,7 @@ def test_a_dropped_stream_is_cancelled_before_reusing_its_id(
         def Generate(self, request: Any, **options: Any) -> Call:  # noqa: N802
             return Call(request)
 
-    monkeypatch.setattr("paceline.client.sync_client.GenerationServiceStub", Stub)
+    monkeypatch.setattr("paceline.client.links.GenerationServiceStub", Stub)
     with Client("127.0.0.1:1") as client:
         for name in ("first", "mine"):
             for _ in client.stream("x", request_id=name):
@@ -77,7 +77,7 @@ def test_a_dropped_stream_is_cancelled_before_reusing_its_id(
 
 
 def test_a_request_waits_for_a_pending_cancellation() -> None:
-    """The thread has taken the id but not made the call yet."""
+    """The thread has taken it but not made the call yet."""
     order: list[str] = []
     taken, waits, goes_on = threading.Event(), threading.Event(), threading.Event()
 
@@ -92,25 +92,25 @@ def test_a_request_waits_for_a_pending_cancellation() -> None:
         def __exit__(self, *_: object) -> None:
             self.inner.release()
 
-    def cancel(name: str) -> Answer:
+    def cancel() -> Answer:
         taken.set()
         assert goes_on.wait(WAIT)
-        order.append(name)
+        order.append("cancellation")
         return Answer(lambda: None)
 
     def request() -> None:
         abandoning.before_a_request()
         order.append("request")
 
-    abandoning = Abandoning(cancel)
+    abandoning = Abandoning()
     abandoning._queue._sending = cast(Any, Lock())
     abandoning.start()
-    abandoning.soon("mine")
+    abandoning.soon(cancel)
     assert taken.wait(WAIT)
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(request)
         assert waits.wait(WAIT)
         goes_on.set()
         asking.result(WAIT)
-    assert order == ["mine", "request"]
+    assert order == ["cancellation", "request"]
     abandoning.close(WAIT)

@@ -77,8 +77,9 @@ def broken_streams(m: Any) -> dict[str, list[Any]]:
         "an unset mode": [m.started(acceptance_mode=0)],
         "an unset finish reason": [*good[:-1], m.finished(finish_reason=0)],
         "a count that disagrees": [*good[:-1], m.finished(completion_tokens=5)],
-        "an empty part": [good[0], generation_pb2.GenerateResponse()],
-        "an empty part first": [generation_pb2.GenerateResponse()],
+        "an empty message": [*good[:2], generation_pb2.GenerateResponse(), *good[2:]],
+        "an empty message first": [generation_pb2.GenerateResponse(), *good],
+        "an unknown part": [good[0], generation_pb2.GenerateResponse.FromString(b"\x7a\x00")],
     }
 
 

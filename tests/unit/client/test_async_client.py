@@ -338,7 +338,7 @@ async def slowly_closing(server: Any, messages: Any) -> tuple[AsyncClient, Any, 
     client = AsyncClient(server.address)
     stream = client.stream("x")
     assert (await anext(stream)).text == "He"
-    channel = client._channel
+    channel = stream._link.channel
     closing = asyncio.create_task(client.close())
     assert await asyncio.to_thread(server.cancelled.begun.wait, WAIT)
     return client, channel, closing

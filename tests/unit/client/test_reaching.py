@@ -15,7 +15,7 @@ import pytest
 
 from paceline.cli import app as cli
 from paceline.client import AsyncClient, Client, Tls
-from paceline.client.reaching import Reach, checked_address
+from paceline.client.reaching import Reach, checked_address, checked_addresses, name_of
 from paceline.core.errors import InternalError, InvalidArgumentError, UnavailableError
 
 Made = Callable[..., Path]
@@ -43,6 +43,57 @@ def test_an_address_without_a_port_gets_the_default(written: str, meant: str) ->
 def test_an_invalid_address_is_refused(written: str) -> None:
     with pytest.raises(InvalidArgumentError, match="must be host:port"):
         checked_address(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("a", ("a:50151",)),
+        ("a:1,b:2", ("a:1", "b:2")),
+        ("a , b:2", ("a:50151", "b:2")),
+        (["a", "[::1]:7"], ("a:50151", "[::1]:7")),
+        (("a:1",), ("a:1",)),
+        ("dns:a:1", ("dns:a:1",)),
+        ("dns:a,b:2", ("dns:a:50151", "b:2")),
+        ("dns:///a:1", ("dns:///a:1",)),
+        ("ipv4:1.2.3.4:5,6.7.8.9:10", ("ipv4:1.2.3.4:5,6.7.8.9:10",)),
+    ],
+)
+def test_several_addresses_are_read(written: Any, meant: tuple[str, ...]) -> None:
+    assert checked_addresses(written) == meant
+
+
+def test_only_dns_with_a_host_is_a_name() -> None:
+    assert name_of("dns:a:1") == ("a", "1")
+    assert [name_of(address) for address in ("a:1", "dns:///a:1", "unix:/run/x", "[::1]:7")] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ([], "at least one host:port"),
+        ("", "must be host:port"),
+        ("a:1,", "must be host:port"),
+        ("a:1,,b:2", "must be host:port"),
+        (["a:1", "b:x"], "must be host:port, got 'b:x'"),
+        (["a:1", "b:2,c:3"], "must be host:port, got 'b:2,c:3'"),
+        (["a:1", 5], "must be host:port"),
+        (["a:1", None], "must be host:port"),
+        ("dns:", "must be dns:host:port"),
+        ("dns:unix:/x", "must be dns:host:port"),
+        ("dns:a:x", "must be host:port"),
+        ("a,a:50151", "has a:50151 twice"),
+        (["dns:a", "dns:a:50151"], "has dns:a:50151 twice"),
+        (5, "got int"),
+        (b"a:1", "got bytes"),
+        ({"a:1": 1}, "got dict"),
+    ],
+)
+def test_an_invalid_list_is_refused(written: Any, reason: str) -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(InvalidArgumentError, match=reason) as caught:
+            kind(written)
+        assert caught.value.field == "address"
 
 
 def test_a_url_is_refused_with_a_hint() -> None:

@@ -16,6 +16,7 @@ from harness.refusals import refused
 from paceline import AcceptanceMode, AsyncClient, Client, GenerationResult
 from paceline.client.assembler import StreamAssembler
 from paceline.client.channel import ClientClosedError
+from paceline.client.links import AsyncLink, SyncLink
 from paceline.client.resuming import ResumeBackoff, Resuming
 from paceline.core.clock import ManualClock
 from paceline.core.errors import (
@@ -247,14 +248,14 @@ def test_no_retry_goes_past_the_deadline(
     server: Any, connect: Callable[..., Any], messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect(server.address, resume_seconds=10_000)
-    inner = client if isinstance(client, Client) else client._client
-    made, calls = inner._generate, []
+    kind = SyncLink if isinstance(client, Client) else AsyncLink
+    made, calls = kind.generate, []
 
-    def count(request: generation_pb2.GenerateRequest, timeout: float | None) -> Any:
+    def count(link: Any, request: generation_pb2.GenerateRequest, timeout: float | None) -> Any:
         calls.append(timeout)
-        return made(request, timeout)
+        return made(link, request, timeout)
 
-    monkeypatch.setattr(inner, "_generate", count)
+    monkeypatch.setattr(kind, "generate", count)
     server.play_and_block(*messages.good[:2])
     stream = client.stream("x", timeout=2.0)
     assert next(stream).text == "He"
@@ -346,17 +347,19 @@ def test_closing_during_a_resume_ends_the_stream(
     """The stream once its next call is made, the client before that."""
     Cutting(server, messages, 1)
     client = with_backoff(Client(server.address), at_once())
-    made = client._generate
+    made = SyncLink.generate
 
-    def close_meanwhile(request: generation_pb2.GenerateRequest, timeout: float | None) -> Any:
+    def close_meanwhile(
+        link: SyncLink, request: generation_pb2.GenerateRequest, timeout: float | None
+    ) -> Any:
         if request.resume_from and closed == "client":
             client.close()
-        call = made(request, timeout)
+        call = made(link, request, timeout)
         if request.resume_from:
             stream.close()
         return call
 
-    monkeypatch.setattr(client, "_generate", close_meanwhile)
+    monkeypatch.setattr(SyncLink, "generate", close_meanwhile)
     stream = client.stream("x")
     with pytest.raises(CancelledError):
         list(stream)

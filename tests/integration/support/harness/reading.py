@@ -13,11 +13,12 @@ from paceline.client import Client, GenerationChunk, GenerationResult
 class Reading:
     """One stream, from its first chunk to its end."""
 
-    def __init__(self, client: Client, prompt: str, sampling: Mapping[str, Any]) -> None:
+    def __init__(
+        self, client: Client, prompt: str, sampling: Mapping[str, Any], acceptance: str = "coupled"
+    ) -> None:
         self.chunks: list[GenerationChunk] = []
-        self._stream = client.stream(
-            prompt, dict(sampling), speculation={"num_speculative_tokens": 4}, timeout=HANG
-        )
+        speculation = {"num_speculative_tokens": 4, "acceptance": acceptance}
+        self._stream = client.stream(prompt, dict(sampling), speculation=speculation, timeout=HANG)
         self._changed = threading.Condition()
         self._over = False
         self._error: BaseException | None = None

@@ -74,14 +74,15 @@ def restart(stack: RunningStack, number: signal.Signals, asked: Sequence[Asked],
             stack.stack.supervisor.wait_until("coordinator", lambda status: status.pid != struck, HANG)
         counts = Counter(streams=len(begun), lost=0, doubled=0, different=0, resumed=0)
         for reading, each in zip(begun, [*asked, *asked[:late]], strict=True):
-            counts[_outcome(reading, each)] += 1
+            counts[outcome(reading, each)] += 1
             counts["resumed"] += reading.num_resumes > 0
         del counts["sound"]
     stack.stack.wait_for_restart("coordinator", after=struck, timeout=HANG)
     return counts
 
 
-def _outcome(reading: Reading, asked: Asked) -> str:
+def outcome(reading: Reading, asked: Asked) -> str:
+    """`sound`, `lost`, `doubled` or `different`."""
     try:
         result = reading.result()
     except Exception as error:

@@ -51,6 +51,7 @@ UNITS: dict[str, tuple[str, ...]] = {
         "integration/test_reports.py",
         "integration/test_rollback.py",
         "integration/test_sampling_parameters.py",
+        "integration/test_several_coordinators.py",
         "integration/test_speculation.py",
         "integration/test_stopping.py",
         "integration/test_text_drafters.py",

@@ -20,11 +20,22 @@ from harness.waiting import HANG, until
 from paceline.client import Client, GenerationResult, WorkerState, WorkerStatus
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig
 from paceline.core.errors import UnavailableError
-from paceline.supervisor import ChildSpec, Stack, StackConfig, Supervisor, arguments, discard, serve_stack
+from paceline.supervisor import (
+    ChildSpec,
+    RestartBackoff,
+    Stack,
+    StackConfig,
+    Supervisor,
+    arguments,
+    discard,
+    serve_stack,
+)
 from paceline.supervisor.stack import PROGRAM
 from paceline.v1 import generation_pb2_grpc
 
 T = TypeVar("T")
+NEVER = RestartBackoff(initial=HANG, maximum=HANG)
+"""Of a supervisor: whatever dies stays so while the test lasts."""
 
 
 @dataclass
@@ -198,7 +209,11 @@ class OwnCoordinator:
 
 @contextlib.contextmanager
 def own_coordinator(
-    pair: Pair, targets: Sequence[str], drafts: Sequence[str] = (), **changes: Any
+    pair: Pair,
+    targets: Sequence[str],
+    drafts: Sequence[str] = (),
+    backoff: RestartBackoff | None = None,
+    **changes: Any,
 ) -> Iterator[OwnCoordinator]:
     """A coordinator of the given workers, in its own process."""
     config = CoordinatorConfig(
@@ -209,7 +224,7 @@ def own_coordinator(
         **changes,
     )
     log = Log()
-    with Supervisor(sink=log) as supervisor:
+    with Supervisor(sink=log, backoff=backoff) as supervisor:
         (status,) = supervisor.start([process("coordinator", "coordinator", config)], 300.0)
         with Client(status.address) as client:
             yield OwnCoordinator(client, status.address, log, supervisor)
