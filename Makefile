@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 # These run models, or compile on first use.
 HEAVY := $(foreach name,assets decoding engine workers,tests/unit/$(name) tests/property/$(name))
 
-.PHONY: demo test test-fast test-full lint format types imports proto gpu-check bench assets clean
+.PHONY: demo test test-fast test-full lint format types imports proto gpu-check image-check bench assets clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml constraints.txt
@@ -66,6 +66,9 @@ proto: $(STAMP)  ## generate the stubs in paceline/v1 from proto/
 
 gpu-check: $(STAMP)  ## check and time a CUDA device in eight minutes; GPU_CHECK='--only noise' passes options
 	@$(BIN)/python -m tools.gpu_check $(GPU_CHECK)
+
+image-check: $(STAMP)  ## build deploy/Dockerfile without a container engine and run its demo (root; buildah, debootstrap)
+	@$(BIN)/python -m tools.image_check $(IMAGE_CHECK)
 
 bench: $(STAMP)  ## compare with plain decoding and transformers (an hour or more)
 	$(BIN)/paceline bench

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from harness import compose
 from harness.commands import command
 from typer.testing import CliRunner
 
@@ -113,7 +114,7 @@ def test_warnings_are_sorted_and_of_our_prefix_only() -> None:
     assert found == ["PACELINE_A", "PACELINE_B"]
 
 
-@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/compose.secure.yml", "deploy/one-gpu.yml"])
+@pytest.mark.parametrize("file", [compose.MAIN, compose.SECURE, compose.ONE_GPU])
 def test_compose_variables_cause_no_warning(file: str) -> None:
     names = re.findall(r"PACELINE_\w*[A-Z]", (ROOT / file).read_text())
     known = [p.envvar for command in COMMANDS.values() for p in command.params if isinstance(p.envvar, str)]

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 import yaml
+from harness import compose
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
@@ -94,6 +95,10 @@ ALERTS = [rule["expr"] for rule in RULES]
 QUERIES = {"dashboard": expressions(DASHBOARD), "rules": ALERTS}
 OF_PROMETHEUS = {"instance", "job"}
 """Labels that it adds to every sample."""
+PROMETHEUS_FOLDER = ROOT / "deploy" / "prometheus"
+PROMETHEUS: dict[str, dict[str, Any]] = {
+    file: yaml.safe_load((PROMETHEUS_FOLDER / file).read_text()) for file in ("prometheus.yml", "secure.yml")
+}
 SELECTOR = re.compile(r"(paceline:\w+|\bup\b)(?:\{([^}]*)\})?")
 PLAIN = re.compile(r"^\w+$")
 
@@ -184,9 +189,8 @@ def test_one_alert_fires_for_an_ending_certificate(days: int, severity: str | No
 
 
 def test_prometheus_loads_the_alerts() -> None:
-    folder = ROOT / "deploy" / "prometheus"
-    config = yaml.safe_load((folder / "prometheus.yml").read_text())
-    assert [(folder / name).is_file() for name in config["rule_files"]] == [True]
+    for config in PROMETHEUS.values():
+        assert config["rule_files"] == ["rules.yml"]
 
 
 def test_dashboard_panels_do_not_overlap() -> None:
@@ -215,15 +219,76 @@ def test_the_page_explains_every_phase_and_kind(word: str) -> None:
     assert f"`{word}`" in PAGE
 
 
-def test_prometheus_scrapes_the_processes_of_compose() -> None:
-    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
-    targets = [
-        target.rpartition(":")
-        for job in config["scrape_configs"]
-        for group in job["static_configs"]
-        for target in group["targets"]
+def jobs(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Scrape jobs by name, those of other files too."""
+    named = [yaml.safe_load((PROMETHEUS_FOLDER / file).read_text()) for file in config["scrape_config_files"]]
+    return {job["job_name"]: job for each in (config, *named) for job in each["scrape_configs"]}
+
+
+def ports_of(config: dict[str, Any]) -> dict[str, int]:
+    """Scraped ports by host name."""
+    found = {}
+    for job in jobs(config).values():
+        for group in job.get("static_configs", ()):
+            found |= {t.rpartition(":")[0]: int(t.rpartition(":")[2]) for t in group["targets"]}
+        for group in job.get("dns_sd_configs", ()):
+            assert group["type"] == "A"
+            found |= dict.fromkeys(group["names"], group["port"])
+    return found
+
+
+@pytest.mark.parametrize("file", ["prometheus.yml", "secure.yml"])
+@pytest.mark.parametrize(
+    ("names", "profiles"), [((), ("monitoring", "second-target")), (("coordinator-cpu", "grafana"), ())]
+)
+def test_prometheus_scrapes_every_process(
+    file: str, names: tuple[str, ...], profiles: tuple[str, ...]
+) -> None:
+    """Through names that lead to every container of a service, and to those of a second target."""
+    project = compose.read()
+    started = project.started(*names, profiles=profiles)
+    scraped = ports_of(PROMETHEUS[file])
+    reached = set()
+    for host, port in scraped.items():
+        for name in project.behind(host, started):
+            given = compose.options(project.services[name])
+            assert str(port) in (given.get("http-port"), given.get("metrics-port"))
+            reached.add(name)
+    assert reached == started - {"prometheus", "grafana"}
+
+
+def test_the_secure_scrape_differs_in_its_credentials() -> None:
+    plain, secure = jobs(PROMETHEUS["prometheus.yml"]), jobs(PROMETHEUS["secure.yml"])
+    given = secure["paceline-coordinator"]
+    own = {key: given.pop(key) for key in ("scheme", "tls_config", "authorization")}
+    assert secure == plain
+    rest = ("global", "rule_files", "scrape_config_files")
+    assert [PROMETHEUS["secure.yml"][key] for key in rest] == [
+        PROMETHEUS["prometheus.yml"][key] for key in rest
     ]
-    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    for host, _, port in targets:
-        options = services[host]["command"]
-        assert f"--http-port={port}" in options or f"--metrics-port={port}" in options
+    assert own["scheme"] == "https"
+    service = compose.read(compose.MAIN, compose.SECURE).services["prometheus"]
+    assert "--config.file=/etc/prometheus/secure.yml" in service["command"]
+    assert {own["tls_config"]["ca_file"], own["authorization"]["credentials_file"]} <= compose.mounts(
+        service
+    ).keys()
+    assert own["tls_config"]["server_name"] == "coordinator.paceline.internal"
+
+
+def test_grafana_finds_data_and_dashboard() -> None:
+    project = compose.read()
+    places = compose.mounts(project.services["grafana"])
+    folder = "/etc/grafana/provisioning"
+    (source,) = yaml.safe_load((ROOT / places[f"{folder}/datasources/paceline.yml"]).read_text())[
+        "datasources"
+    ]
+    (provider,) = yaml.safe_load((ROOT / places[f"{folder}/dashboards/paceline.yml"]).read_text())[
+        "providers"
+    ]
+    host, _, port = source["url"].removeprefix("http://").partition(":")
+    assert (source["type"], source["isDefault"], host, port) == ("prometheus", True, "prometheus", "9090")
+    assert source["jsonData"]["timeInterval"] == PROMETHEUS["prometheus.yml"]["global"]["scrape_interval"]
+    (shown,) = [place for place in places if place.startswith(provider["options"]["path"])]
+    assert places[shown] == "./deploy/grafana/paceline.json"
+    home = project.services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == shown

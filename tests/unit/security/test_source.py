@@ -1,10 +1,9 @@
-"""Forbidden calls in the source, and keys in the files of `deploy/`."""
+"""Forbidden calls in the source."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -12,11 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from harness.refusals import refused
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.core.config import CoordinatorConfig, DraftConfig, WorkerConfig
+from paceline.core.config import DraftConfig, WorkerConfig
 from paceline.engine.loading import build
 from paceline.engine.loading import model as loading
 from paceline.supervisor import StackConfig
@@ -120,37 +118,3 @@ def test_a_model_of_pickled_weights_is_refused(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with refused("model"):
         loading.load_model(tmp_path)
-
-
-# ---- deploy/compose.secure.yml --------------------------------------------------------------------
-
-
-def overlay() -> dict[str, Any]:
-    text = (ROOT / "deploy/compose.secure.yml").read_text()
-    content: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", text))["services"]
-    return content
-
-
-def test_every_service_has_only_its_own_key() -> None:
-    base = yaml.safe_load(re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", (ROOT / "docker-compose.yml").read_text()))
-    services = overlay()
-    assert services.keys() == base["services"].keys()
-    for name, service in services.items():
-        role = name.removesuffix("-cpu").removesuffix("-worker")
-        mounts = dict(volume.removesuffix(":ro").split(":") for volume in service["volumes"])
-        assert all(volume.endswith(":ro") for volume in service["volumes"])
-        keys = [source for source in mounts if source.endswith(".key")]
-        assert keys == [f"./certificates/{role}.key"]
-        there = set(mounts.values())
-        for value in service["environment"].values():
-            assert value in there or str(Path(value).parent) in there
-
-
-def test_the_overlays_variables_are_valid_settings() -> None:
-    for name, service in overlay().items():
-        values = {key.removeprefix("PACELINE_").lower(): v for key, v in service["environment"].items()}
-        if name.startswith("coordinator"):
-            config = CoordinatorConfig(targets=("t:1",), tokenizer="t", **values)
-            assert (config.tls is not None, config.worker_tls is not None) == (True, True)
-        else:
-            assert WorkerConfig(model="m", **values).tls is not None

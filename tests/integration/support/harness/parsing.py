@@ -12,14 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
-import yaml
 from pip._internal.commands import create_command
 
+from harness import compose
 from harness.pages import ROOT
 from paceline.cli.app import app
 from paceline.cli.vllm import NOT_HERE, SAME_MEANING, SO_ANYWAY
 
 _COMPOSE_COMMANDS = frozenset({"up", "build", "run", "exec", "ps", "logs", "down", "config", "restart"})
+_COMPOSE_FLAGS = frozenset({"--build", "--rm", "--no-deps"})
 
 
 @functools.cache
@@ -104,25 +105,45 @@ def pip_install(words: Sequence[str]) -> None:
 
 
 def docker_compose(words: Sequence[str]) -> None:
-    """The files and services exist; a command inside a service is taken."""
-    rest, files = list(words), []
-    while rest[0] == "-f":
-        files.append(rest[1])
-        rest = rest[2:]
+    """Files, profiles and services exist, scaled ones are started; a command inside a service is taken."""
+    given, rest = _options(words, {"-f": [], "--profile": []})
+    project = compose.read(*given["-f"])
+    profiles = {each for service in project.services.values() for each in service.get("profiles", ())}
+    assert set(given["--profile"]) <= profiles, f"{given['--profile']}: profiles are {sorted(profiles)}"
     subcommand, *rest = rest
     assert subcommand in _COMPOSE_COMMANDS, subcommand
-    services: set[str] = set()
-    for file in files or ["docker-compose.yml"]:
-        services |= yaml.safe_load((ROOT / file).read_text()).get("services", {}).keys()
-    named = [word for word in rest if word in services]
-    others = [word for word in rest if not word.startswith("-") and word not in services]
+    own, rest = _options(rest, {"--scale": [], "--entrypoint": []})
+    named = rest[:1] if subcommand in ("run", "exec") else rest
+    assert set(named) <= project.services.keys(), f"{named} of {sorted(project.services)}"
+    started = project.started(*named, profiles=given["--profile"])
+    for each in own["--scale"]:
+        service, _, count = each.partition("=")
+        assert int(count) > 0
+        assert service in started, f"{service} is scaled, but not started"
+        assert "ports" not in project.services[service]
     if subcommand in ("run", "exec"):
-        assert named, f"no service of {sorted(services)} in {words}"
-        within = rest[rest.index(named[0]) + 1 :]
+        assert named, f"no service of {sorted(project.services)} in {words}"
+        within = rest[1:]
+        if own["--entrypoint"]:
+            return
+        if subcommand == "run":
+            within = [*project.services[named[0]].get("entrypoint", ["paceline"]), *within]
         if within[:1] == ["paceline"]:
             paceline(within[1:])
-    else:
-        assert others == [], f"{others} are no services of {sorted(services)}"
+
+
+def _options(words: Sequence[str], valued: dict[str, list[str]]) -> tuple[dict[str, list[str]], list[str]]:
+    """The values of leading options, and the words after them; options without a value are skipped."""
+    rest = list(words)
+    skipped: list[str] = []
+    while rest and (rest[0].startswith("-")):
+        option = rest.pop(0)
+        if option in valued:
+            valued[option].append(rest.pop(0))
+        else:
+            skipped.append(option)
+    assert set(skipped) <= _COMPOSE_FLAGS, skipped
+    return valued, rest
 
 
 def docker_run(words: Sequence[str]) -> None:
