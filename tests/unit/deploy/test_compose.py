@@ -6,8 +6,11 @@ NVIDIA runtime hands each worker its GPU.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,26 @@ def test_a_command_starts_its_services(
     names: tuple[str, ...], profiles: tuple[str, ...], wanted: set[str], files: tuple[str, ...]
 ) -> None:
     assert compose.read(*files).started(*names, profiles=profiles) == wanted
+
+
+def docker_compose_program() -> list[str]:
+    """Docker compose where it is installed; it reads files without an engine."""
+    for words in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(words[0]) is not None:
+            said = subprocess.run([*words, "version", "--short"], capture_output=True, text=True, check=False)
+            if said.returncode == 0 and not said.stdout.startswith("1."):
+                return words
+    pytest.skip("docker compose is not installed")
+
+
+@pytest.mark.parametrize(("names", "profiles", "wanted"), COMMANDS)
+def test_docker_compose_starts_the_same(
+    names: tuple[str, ...], profiles: tuple[str, ...], wanted: set[str]
+) -> None:
+    given = [word for profile in profiles for word in ("--profile", profile)]
+    words = [*docker_compose_program(), *given, "config", "--format", "json", *names]
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(said.stdout)["services"].keys() == wanted
 
 
 @pytest.mark.parametrize("file", [MAIN, SECURE, ONE_GPU])
