@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TRITON := $(VENV)/.triton
+RAY := $(VENV)/.ray
 JOBS ?= 2
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 
@@ -11,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 # These run models, or compile on first use.
 HEAVY := $(foreach name,assets decoding engine workers,tests/unit/$(name) tests/property/$(name))
 
-.PHONY: demo test test-fast test-full lint format types imports proto gpu-check image-check bench assets clean
+.PHONY: demo test test-fast test-full test-ray lint format types imports proto gpu-check image-check bench assets clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml constraints.txt
@@ -34,18 +35,26 @@ $(TRITON): $(STAMP)
 		$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cuda-test]'
 	@touch $(TRITON)
 
+$(RAY): $(STAMP)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	@touch $(RAY)
+
 demo: $(STAMP)  ## stream one completion and show where the time went
 	@$(BIN)/paceline demo
 
 # Which tests a tier has: the markers in pyproject.toml, and tests/README.md.
 test: lint types imports $(STAMP)  ## lint, types, import rules and all regular tests
-	$(PYTEST) -m "not full"
+	$(PYTEST) -m "not full and not ray"
 
 test-fast: $(STAMP)  ## tests without compiled code, models or other processes: a minute or two
 	$(PYTEST) -m "not full and not slow" $(addprefix --ignore=,$(HEAVY)) tests/unit tests/property
 
 test-full: $(TRITON) test  ## `test`, then long matrices, long faults and heavy runs
 	$(PYTEST) -m full
+
+# In one process: all of it shares one cluster.
+test-ray: $(RAY)  ## Ray Serve on a cluster of several nodes on this machine: some minutes
+	$(BIN)/python -m pytest -m ray tests/ray
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -263,7 +263,7 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
         if metrics is not None:
             log.info("serving metrics on %s", metrics.address, extra=fields(metrics_address=metrics.address))
         try:
-            await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=shell.hand_over)
+            await server.run_until_stopped(drain=shell.hand_over)
         finally:
             watcher.cancel()
             expiry.cancel()

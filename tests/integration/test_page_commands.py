@@ -76,6 +76,8 @@ PARSED: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "pip install": (parsing.pip_install, "asks a package index"),
     "docker compose": (parsing.docker_compose, "needs an engine; test_compose.py runs what the services run"),
     "docker run": (parsing.docker_run, "needs an engine, and an image of others"),
+    "ray start": (lambda _words: None, "needs Ray, and leaves it running"),
+    "serve": (parsing.ray_serve, "needs a Ray cluster; tests/ray runs the manifest on one"),
     "paceline bench": (lambda words: parsing.paceline(("bench", *words)), "takes minutes to hours"),
     "paceline measure": (lambda words: parsing.paceline(("measure", *words)), "takes minutes"),
     "python -m": (parsing.python_module, "measures for minutes, or needs a GPU"),

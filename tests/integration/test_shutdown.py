@@ -32,8 +32,9 @@ async def drained():
 async def serve(exit_with_parent):
     server = Server("test", "127.0.0.1", 0)
     await server.start()
+    server.heed_signals(exit_with_parent=exit_with_parent)
     server.announce()
-    await server.run_until_stopped(exit_with_parent=exit_with_parent, drain=drained)
+    await server.run_until_stopped(drain=drained)
 
 asyncio.run(serve(sys.argv[1] == "with its parent"))
 """
@@ -72,7 +73,7 @@ async def serving(slow: Slow, drain: Callable[[], Awaitable[object]] = drained) 
     handler = grpc.unary_stream_rpc_method_handler(slow.stream)
     server.grpc.add_registered_method_handlers("test.Test", {"Stream": handler})
     await server.start()
-    ended = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drain))
+    ended = asyncio.create_task(server.run_until_stopped(drain=drain))
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = channel.unary_stream(METHOD)(b"")
         assert await call.read() == b"hello"

@@ -109,7 +109,6 @@ class Server:
         self._port = port
         self._stop = asyncio.Event()
         self.abandoned = False
-        self._heeds_signals = False
         checks = [role_check(role)] if tls is not None and tls.ca else []
         checks += [secret_check(secret)] if secret is not None else []
         self._calls = RunningCalls()
@@ -174,11 +173,9 @@ class Server:
     def heed_signals(self, *, exit_with_parent: bool) -> None:
         """Begin the shutdown on SIGTERM, SIGINT and, if enabled, the end of standard input.
 
-        Call before the announcement, because its reader may send a signal at once.
+        Call once, in the main thread and before the announcement, because its reader may send a signal at
+        once.
         """
-        if self._heeds_signals:
-            return
-        self._heeds_signals = True
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError):
@@ -186,16 +183,13 @@ class Server:
         if exit_with_parent:
             stop_with_parent(loop, self.request_stop)
 
-    async def run_until_stopped(
-        self, *, exit_with_parent: bool, drain: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Serve until SIGTERM, SIGINT or, if enabled, the end of standard input; then refuse new calls.
+    async def run_until_stopped(self, drain: Callable[[], Awaitable[object]]) -> None:
+        """Serve until `request_stop`, by a heeded signal or otherwise; then refuse new calls.
 
         `drain()` returns when all running calls have ended or been told to end.
 
         Raises InternalError, with `abandoned` true, if gRPC has stopped accepting calls.
         """
-        self.heed_signals(exit_with_parent=exit_with_parent)
         hears = await self._accepts_until_stopped()
         log.info("stopping")
         self._calls.close(f"the {self.role} is stopping")

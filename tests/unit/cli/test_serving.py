@@ -32,7 +32,7 @@ async def serve():
     await server.start()
     server.heed_signals(exit_with_parent=False)
     server.announce()
-    await server.run_until_stopped(exit_with_parent=False, drain=drained)
+    await server.run_until_stopped(drain=drained)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 event_loop.run(serve())

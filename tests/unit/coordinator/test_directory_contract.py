@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from coordinator.workers.directory.interface import Member, WorkerDirectory
 from coordinator.workers.directory.registry import DIRECTORIES, open_directories
 from coordinator.workers.directory.static import StaticDirectory
 from paceline.core.validation import host_and_port
+from paceline.ray.directory import Replica, ServeDirectory, publish
 from tests.integration.seams.toys.changing_directory import ChangingDirectory
 
 HANG = 30.0
@@ -75,7 +77,23 @@ class OfDns(Listing):
     change = _set
 
 
-DIRECTORIES_OF = {"static": OfStatic, "changing": OfChanging, "dns": OfDns}
+class OfServe(Listing):
+    """Lists of a router, which has its own thread."""
+
+    def open(self, members: Sequence[Member]) -> WorkerDirectory:
+        self._publish(members)
+        return ServeDirectory("target", f"test/{self.folder.name}", lambda _: None)
+
+    def _publish(self, members: Sequence[Member]) -> None:
+        replicas = [Replica(member.address, member.address) for member in members]
+        thread = threading.Thread(target=publish, args=(("test", self.folder.name), replicas))
+        thread.start()
+        thread.join()
+
+    change = _publish
+
+
+DIRECTORIES_OF = {"static": OfStatic, "changing": OfChanging, "dns": OfDns, "ray": OfServe}
 """By scheme."""
 
 

@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.links import link_workers
 
-from coordinator import main
+from coordinator import main, serving
 from coordinator.app import Coordinator
 from coordinator.text.vocabulary import Vocabulary
 from coordinator.workers.links import LinkState
@@ -44,7 +44,7 @@ class Announcing:
 
     async def wait_for(self, status: int) -> None:
         """Until health checks are told so."""
-        request = health_pb2.HealthCheckRequest(service=main.SERVICE)
+        request = health_pb2.HealthCheckRequest(service=serving.SERVICE)
         async with asyncio.timeout(HANG):
             async for answer in self.health.Watch(request):
                 if answer.status == status:
@@ -56,14 +56,13 @@ async def announcing(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, grace: float
 ) -> AsyncIterator[Announcing]:
     """With so many seconds for the draft."""
-    monkeypatch.setattr(main, "DRAFT_GRACE_SECONDS", grace)
-    monkeypatch.setattr(main, "tune_interpreter", lambda: None)
+    monkeypatch.setattr(serving, "DRAFT_GRACE_SECONDS", grace)
     config = CoordinatorConfig(targets=("a:1",), drafts=("b:1",), tokenizer="embedded:target")
     coordinator = Coordinator(config, vocabulary)
     link_workers(coordinator)
     server = Server("coordinator", "127.0.0.1", 0)
     await server.start()
-    task = asyncio.create_task(main._announce(coordinator, server, None))
+    task = asyncio.create_task(serving.announce(coordinator, server, server.announce))
     async with grpc.aio.insecure_channel(server.address) as channel:
         yield Announcing(coordinator, health_pb2_grpc.HealthStub(channel))
     task.cancel()

@@ -104,7 +104,7 @@ async def test_a_watcher_that_does_not_read_delays_nobody(served: Served) -> Non
         async def drain() -> None:
             pass
 
-        serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drain))
+        serving = asyncio.create_task(server.run_until_stopped(drain=drain))
         server.request_stop()
         await serving
 

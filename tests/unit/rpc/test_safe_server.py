@@ -80,7 +80,7 @@ async def test_a_process_that_accepts_no_calls_ends(monkeypatch: pytest.MonkeyPa
     plain = lambda interceptors, options: grpc.aio.server(None, None, interceptors, options)  # noqa: E731
     monkeypatch.setattr(module, "make_server", plain)
     async with serving("target") as server:
-        running = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drained))
+        running = asyncio.create_task(server.run_until_stopped(drain=drained))
         async with calling(server.address, NO_TEXT):
             with pytest.raises(InternalError, match="gRPC no longer accepts calls"):
                 await running
@@ -89,7 +89,7 @@ async def test_a_process_that_accepts_no_calls_ends(monkeypatch: pytest.MonkeyPa
 
 async def test_a_stopping_server_is_not_reported_as_broken() -> None:
     async with serving("target") as server:
-        running = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drained))
+        running = asyncio.create_task(server.run_until_stopped(drain=drained))
         server.request_stop()
         await running
         assert not server.abandoned

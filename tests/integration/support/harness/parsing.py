@@ -104,6 +104,24 @@ def pip_install(words: Sequence[str]) -> None:
         assert named is None or set(named[1].split(",")) <= extras.keys(), requirement
 
 
+_RAY_SERVE_COMMANDS = frozenset({"run", "build", "deploy", "status", "config", "shutdown"})
+
+
+def ray_serve(words: Sequence[str]) -> None:
+    """The subcommand is Ray's; manifests exist, and import paths are of our package."""
+    from paceline import ray
+
+    subcommand, *rest = words
+    assert subcommand in _RAY_SERVE_COMMANDS, subcommand
+    named = rest[: rest.index("-o")] if "-o" in rest else rest
+    for word in named:
+        if word.endswith(".yaml"):
+            assert (ROOT / word).is_file(), word
+        elif not word.startswith("-"):
+            module, _, name = word.partition(":")
+            assert (module, name in ray.__all__) == ("paceline.ray", True), word
+
+
 def docker_compose(words: Sequence[str]) -> None:
     """Files, profiles and services exist, scaled ones are started; a command inside a service is taken."""
     given, rest = _options(words, {"-f": [], "--profile": []})
