@@ -55,6 +55,7 @@ UNITS: dict[str, tuple[str, ...]] = {
         "integration/test_speculation.py",
         "integration/test_stopping.py",
         "integration/test_text_drafters.py",
+        "integration/test_versions.py",
         "integration/test_worker_protocol.py",
     ),
 }

@@ -228,6 +228,9 @@ class Proxy:
         self.log: list[Any] = []
         """Commands and events in the order they passed."""
         self.mangle: Mangle = lambda frame: frame
+        self.mangle_commands: Callable[[Any], Any] = lambda frame: frame
+        self.describe: Callable[[common_pb2.WorkerInfo], common_pb2.WorkerInfo] = lambda info: info
+        """What the worker says of itself, as this proxy passes it on."""
         self._lock = threading.Lock()
         self._channel = grpc.insecure_channel(upstream)
         self._server = grpc.server(ThreadPoolExecutor(8))
@@ -244,6 +247,7 @@ class Proxy:
         """Passed on, but for the way past this proxy."""
         response = self._stub.GetWorkerInfo(request, timeout=HANG, metadata=SECRET.metadata)
         response.info.local_socket = ""
+        response.info.CopyFrom(self.describe(response.info))
         return response
 
     def carry(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
@@ -256,7 +260,7 @@ class Proxy:
             with contextlib.suppress(grpc.RpcError):
                 for frame in requests:
                     self._note(self.commands, parse_commands(frame))
-                    yield frame
+                    yield self.mangle_commands(frame)
 
         call = (self._stub.Verify if target else self._stub.Draft)(passing(), metadata=SECRET.metadata)
         context.add_callback(call.cancel)
