@@ -31,6 +31,7 @@ from coordinator.text.long_texts import LongTexts
 from coordinator.text.structures import Structures
 from coordinator.text.vocabulary import Vocabulary
 from coordinator.workers.directory.interface import Member
+from coordinator.workers.directory.joined import JoinedDirectory
 from coordinator.workers.directory.registry import open_directories
 from coordinator.workers.fleet import Fleet, FleetObserver
 from coordinator.workers.links import Link, LinkObserver
@@ -50,7 +51,7 @@ from paceline.core.errors import (
 from paceline.core.security.secret import WorkerSecret
 from paceline.core.types import SequenceParams
 from paceline.rpc.codec import GenerateCall, check_against_model, check_choices_remain, check_token_ids
-from paceline.rpc.codec.info import check_compatible, check_role
+from paceline.rpc.codec.info import check_compatible, check_role, check_same_model
 from paceline.rpc.security.certificate_expiry import CertificateExpiry
 from paceline.v1 import common_pb2
 
@@ -98,6 +99,8 @@ class Coordinator:
         """Set each time `serving` may have changed."""
         self.draining = False
         """True once the coordinator is stopping: it then refuses new requests."""
+        self.joined = None if config.join_port is None else JoinedDirectory()
+        """The workers that join by themselves; None unless configured."""
         self.fleet = self._make_fleet(secret)
         self._last_target: common_pb2.WorkerInfo | None = None
         """The target that became ready last, even if it has left since."""
@@ -108,14 +111,22 @@ class Coordinator:
         def link(member: Member) -> Link:
             protocol, sockets = PROTOCOLS[member.role], config.local_sockets
             observer = LinkObserver(
-                self._admit, self._ready, self._lost, dispatcher.link_events, self.fleet.report
+                self._admit,
+                self._ready,
+                self._lost,
+                dispatcher.link_events,
+                self.fleet.report,
+                lambda _link: self.fleet.reconsider(),
             )
             return Link(
                 member.address, protocol, observer, config.worker_tls, local_sockets=sockets, secret=secret
             )
 
         observer = FleetObserver(self._entered, self._leaving, dispatcher.link_left)
-        return Fleet(open_directories(config.targets, config.drafts), link, observer)
+        directories = open_directories(config.targets, config.drafts)
+        if self.joined is not None:
+            directories.append(self.joined)
+        return Fleet(directories, link, observer)
 
     @property
     def links(self) -> Sequence[Link]:
@@ -453,6 +464,9 @@ class Coordinator:
         """Check a worker. Raises PacelineError, naming both values, if it cannot serve here."""
         check_role(info, link.role, link.address)
         if link.role == "target":
+            for other in self.dispatcher.targets:
+                if other is not link and other.ready and other.admitted is not None:
+                    check_same_model(other.admitted, info)
             if info.tokenizer_fingerprint != self.vocabulary.fingerprint:
                 raise TokenizerMismatchError(
                     "tokenizer",
@@ -463,6 +477,7 @@ class Coordinator:
             check_compatible(self.target_info(), info)
 
     def _ready(self, link: Link) -> None:
+        self.fleet.reconsider()  # its predecessor at this address may have left
         if link.role == "target":
             self._last_target = link.admitted
             self._target_found.set()

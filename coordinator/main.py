@@ -32,7 +32,8 @@ async def _serve(config: CoordinatorConfig) -> None:
 
     def ready() -> None:
         tune_interpreter()
-        server.announce(**({} if http is None else {"http_address": http.address}))
+        faces = {"http_address": http, "join_address": serving.join_server}
+        server.announce(**{name: face.address for name, face in faces.items() if face is not None})
         log.info("the coordinator listens on %s", server.address)
         if http is not None:
             log.info("HTTP is served on %s", http.address)

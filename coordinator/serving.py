@@ -12,9 +12,10 @@ import grpc
 from coordinator.api import chat_template
 from coordinator.api.chat_template import ChatTemplate
 from coordinator.api.conversations import Conversations
+from coordinator.api.grpc.admin import AdminService
 from coordinator.api.grpc.auth import KeyInterceptor, make_gate
 from coordinator.api.grpc.calls import GrpcCallObserver
-from coordinator.api.grpc.profile import ProfileService
+from coordinator.api.grpc.fleet import make_join_server
 from coordinator.api.grpc.service import GenerationService
 from coordinator.app import Coordinator
 from coordinator.telemetry.tracing import Tracer
@@ -28,7 +29,7 @@ from paceline.rpc.security.credentials import check_files
 from paceline.rpc.server.ports import client_port
 from paceline.rpc.server.server import FAREWELL_SECONDS, Server
 from paceline.telemetry.tracing import make_spans
-from paceline.v1 import generation_pb2_grpc, profile_pb2_grpc
+from paceline.v1 import admin_pb2_grpc, generation_pb2_grpc
 
 if TYPE_CHECKING:
     from coordinator.api.http.server.server import HttpServer
@@ -67,11 +68,12 @@ class Serving:
         conversations = Conversations(self.coordinator, self.template)
         self.service = GenerationService(self.coordinator, self.server, conversations, self.http)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self.service, self.server.grpc)
-        profile_pb2_grpc.add_ProfileServiceServicer_to_server(
-            ProfileService(self.coordinator), self.server.grpc
-        )
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.coordinator), self.server.grpc)
         if config.reflection:
             self.server.reflect(SERVICE)
+        joined = self.coordinator.joined
+        self.join_server = None if joined is None else make_join_server(joined, config, secret)
+        """The port for workers that join; None unless configured."""
 
     async def run(self, started: Callable[[], None], ready: Callable[[], None]) -> None:
         """Serve until `server.request_stop()`, then drain.
@@ -87,6 +89,9 @@ class Serving:
             started()
             if http is not None:
                 await http.start()
+            if self.join_server is not None:
+                await self.join_server.start()
+                log.info("workers may join on %s", self.join_server.address)
             announcing = asyncio.create_task(announce(self.coordinator, server, ready))
             _abandon_with(announcing, server)
             try:
@@ -102,6 +107,8 @@ class Serving:
                 )
         finally:
             work.cancel()
+            if self.join_server is not None:
+                await self.join_server.grpc.stop(None)
             if self._spans is not None:
                 await asyncio.to_thread(self._spans.close)
 

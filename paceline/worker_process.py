@@ -22,7 +22,7 @@ from paceline.core import limits
 from paceline.core.clock import monotonic
 from paceline.core.config import DraftConfig, WorkerConfig
 from paceline.core.errors import InternalError
-from paceline.core.security.secret import read_secret
+from paceline.core.security.secret import WorkerSecret, read_secret
 from paceline.core.system.exit import leave
 from paceline.engine.loading.build import Built
 from paceline.engine.loading.model import take_over_library_logs
@@ -46,8 +46,9 @@ from paceline.telemetry.logs import configure_logging, fields
 from paceline.telemetry.span_interface import Spans
 from paceline.telemetry.tracing import make_spans
 from paceline.telemetry.worker import WorkerObserver
-from paceline.v1 import common_pb2, profile_pb2_grpc
-from paceline.worker_profile import WorkerProfileService
+from paceline.v1 import admin_pb2_grpc, common_pb2
+from paceline.worker_admin import HandedOver, WorkerAdminService
+from paceline.worker_join import Identity, Joining, advertised
 
 if TYPE_CHECKING:
     from paceline.telemetry.worker_metrics import MetricsServer
@@ -58,6 +59,7 @@ _MIXED_PREFILL_ON_CPU = 16
 CHECK_SECONDS = 1.0
 """Minimum interval between integrity checks of the cache. A check runs if the cache's counters are requested
 while no sequence is held, because it blocks passes."""
+_HAND_OVER_CHECK_SECONDS = 0.02
 _STOP_SECONDS = 5.0
 """Time limit for the engine's last step. It is shorter than a supervisor's limit for the process."""
 
@@ -99,9 +101,14 @@ class WorkerShell:
     def __init__(self, role: Role[ConfigT], config: ConfigT, spans: Spans | None = None) -> None:
         self._role = role
         self._config = config
-        self._instance_id = uuid.uuid4().hex
+        self.instance_id = uuid.uuid4().hex
+        """Distinguishes this process from its predecessor and successor."""
         self.stopping = asyncio.Event()
         """Set when streams must end."""
+        self.draining = asyncio.Event()
+        """Set when this worker begins to stop: no coordinator shall choose it any more."""
+        self.handed_over = HandedOver()
+        """Known once `stopping` is set."""
         self._built = role.load(config)
         chosen = _for_device(config, self._built.device.type)
         self._engine = role.make_engine(self._built, chosen, WorkerObserver(role.answers, spans))
@@ -114,7 +121,17 @@ class WorkerShell:
         """The engine thread's interface for streams."""
 
     async def hand_over(self) -> None:
-        """End the streams, so that coordinators move their sequences to other workers."""
+        """Give coordinators time to move their sequences to other workers, then end the streams.
+
+        They know from the health service that this worker is stopping.
+        """
+        self.draining.set()
+        held = len(self._engine.sequences)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_timeout):
+                while len(self._engine.sequences):  # noqa: ASYNC110 - closed by the engine thread
+                    await asyncio.sleep(_HAND_OVER_CHECK_SECONDS)
+        self.handed_over = HandedOver(held, len(self._engine.sequences))
         self.stopping.set()
         self.stop_locally()
 
@@ -123,7 +140,7 @@ class WorkerShell:
         """Also serve the local socket, if configured. Raises UnavailableError naming it."""
         path = self._config.local_socket
         if path:
-            server = LocalServer(path, self._instance_id, self.guard, self._role.frame_codec)
+            server = LocalServer(path, self.instance_id, self.guard, self._role.frame_codec)
             server.start()
             self._local = server
         try:
@@ -145,7 +162,7 @@ class WorkerShell:
             role=self._role.name,
             model=config.model,
             process_id=os.getpid(),
-            instance_id=self._instance_id,
+            instance_id=self.instance_id,
             vocabulary_size=built.loaded.vocab_size,
             tokenizer_fingerprint=built.loaded.fingerprint,
             eos_token_ids=sorted(built.loaded.eos_token_ids),
@@ -157,6 +174,7 @@ class WorkerShell:
             weight_bytes=built.weight_bytes,
             local_socket=self._local.path if self._local is not None else "",
             lookahead_branches=config.lookahead_branches if isinstance(config, DraftConfig) else 0,
+            model_fingerprint=built.model_fingerprint,
         )
         if (plan := built.memory_plan) is not None:
             parts = {"weights": plan.weights, "cache": plan.cache, "recordings": plan.graphs}
@@ -240,8 +258,7 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
     shell = WorkerShell(role, config, spans)
     server = Server(role.name, config.host, config.port, tls=config.tls, secret=secret)
     role.register(shell, server.grpc)
-    profiles = WorkerProfileService(shell.thread, guarded=secret is not None or config.tls is not None)
-    profile_pb2_grpc.add_ProfileServiceServicer_to_server(profiles, server.grpc)
+    _take_orders(shell, server, guarded=secret is not None or config.tls is not None)
     if config.reflection:
         server.reflect(role.service)
     loop = asyncio.get_running_loop()
@@ -250,10 +267,13 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
     with shell.served_locally():
         await server.start()
         await server.set_serving(True, [role.service])
-        watcher = asyncio.create_task(
-            watch_progress(shell.thread, lambda serving: server.set_serving(serving, [role.service]))
-        )
-        expiry = asyncio.create_task(shell.certificates.watch())
+        tasks = [
+            asyncio.create_task(_join(role.name, config, shell, server, secret)),
+            asyncio.create_task(shell.certificates.watch()),
+            asyncio.create_task(
+                watch_progress(shell.thread, lambda serving: server.set_serving(serving, [role.service]))
+            ),
+        ]
         metrics = shell.serve_metrics()
         server.heed_signals(exit_with_parent=config.exit_with_parent)
         loaded.set()
@@ -265,8 +285,8 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
         try:
             await server.run_until_stopped(drain=shell.hand_over)
         finally:
-            watcher.cancel()
-            expiry.cancel()
+            for task in tasks:
+                task.cancel()
             shell.guard.close()
             shell.stop_locally()  # before the engine thread ends, which answers these streams
             if not shell.thread.stop(_STOP_SECONDS):
@@ -278,6 +298,29 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
     if server.abandoned:
         # Without the engine thread the process must be restarted, so its exit code must report a failure.
         raise InternalError("the engine thread died")
+
+
+async def _join(
+    role: str, config: WorkerConfig, shell: WorkerShell, server: Server, secret: WorkerSecret | None
+) -> None:
+    """Stay a member of the coordinators until this worker begins to stop."""
+    address = advertised(config.advertise, config.host, server.address)
+    identity = Identity(role, address, shell.instance_id)
+    joining = asyncio.create_task(Joining(config.join, identity, config.tls, secret).run())
+    try:
+        await shell.draining.wait()
+    finally:
+        joining.cancel()
+
+
+def _take_orders(shell: WorkerShell, server: Server, *, guarded: bool) -> None:
+    async def drain() -> HandedOver:
+        server.request_stop()
+        await shell.stopping.wait()
+        return shell.handed_over
+
+    admin = WorkerAdminService(shell.thread, drain, guarded=guarded)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server.grpc)
 
 
 def _leave_the_engine() -> NoReturn:

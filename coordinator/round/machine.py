@@ -9,6 +9,7 @@ in which nothing fails. This module maps events to steps and handles failures:
 | the target worker is gone | STALLED until a target is ready; then it is reopened, epoch + 1 |
 | that happens `MAX_LOSSES` times in one round | the sequence fails, because its round may crash targets |
 | the target worker is late but answers others | the round is sent again, or goes to another target worker |
+| a worker is stopping | the round goes on at another worker of the role, if one is ready |
 | the target has no blocks beside older sequences | WAITING until blocks are free, then sent again |
 | a worker lost the sequence | it is reopened from the ledger |
 | a worker lacks tokens | the round is sent again with the missing tokens |
@@ -111,6 +112,8 @@ class RoundMachine:
                 return state.ask_again(now)
             case Signal.TARGET_LEFT:
                 return state.leave_target(now)
+            case Signal.DRAFT_LEFT:
+                return [*state.close_draft(), *self._signal(Signal.DRAFT_LOST, now)]
             case Signal.DRAFT_READY:
                 state.draft.arrive()
             case Signal.CLIENT_BEHIND:

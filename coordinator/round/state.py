@@ -166,7 +166,8 @@ class RoundState:
         """Close the sequence on a live target, because another target takes it over."""
         closing = self.close_target()
         self.target.lose()
-        self.stall(now)
+        if self.phase in (Phase.VERIFYING, Phase.WAITING):
+            self.stall(now)
         return closing
 
     def ask_again(self, now: float) -> list[Action]:

@@ -175,9 +175,10 @@ class Dispatcher:
             self.link_ready(link)
 
     def link_leaving(self, link: Link) -> None:
-        """The worker gets no new sequences."""
+        """The worker gets no new sequences. If it is stopping, others take its present ones."""
         self._peers(link).remove(link)
         self.leaving.append(link)
+        self._hand_over()
 
     def link_left(self, link: Link) -> None:
         """Nobody has to do with the worker any more."""
@@ -195,6 +196,7 @@ class Dispatcher:
         for running in sorted(self._sequences.values(), key=lambda running: running.state.losses):
             if running.admitted and not running.ended:
                 self._assign(running)
+        self._hand_over()
 
     def link_lost(self, link: Link) -> None:
         """A worker is lost: its sequences are told, then move to another worker if there is one."""
@@ -281,6 +283,37 @@ class Dispatcher:
             self._try_suspects()
         elif running.target is None and (target := _least_loaded(self.targets)) is not None:
             self._give_target(running, target)
+
+    def _hand_over(self) -> None:
+        """Move the sequences of workers that are stopping to workers that are not, where there are any."""
+        stopping = {link for link in self.leaving if link.draining and link.load}
+        if not stopping:
+            return
+        for running in list(self._sequences.values()):
+            if running.draft in stopping and any(link.ready for link in self.drafts):
+                self._leave_draft(running)
+            if running.target in stopping and any(link.ready for link in self.targets):
+                self._leave_target(running)
+
+    def _leave_draft(self, running: Running) -> None:
+        """Take a sequence from a live draft and give it another one."""
+        assert running.draft is not None
+        self._handle(running, Signal.DRAFT_LEFT)
+        if not running.ended:
+            running.draft.load -= 1
+            running.draft = None
+            self._assign(running)
+
+    def _leave_target(self, running: Running) -> None:
+        """Take a sequence from a live target and give it another one, which computes its prefix again."""
+        link = running.target
+        assert link is not None
+        self._handle(running, Signal.TARGET_LEFT)
+        if not running.ended:
+            running.target = None
+            link.load -= 1
+            self._blocks.wake_oldest(link)
+            self._assign(running)
 
     def _give_target(self, running: Running, target: Link) -> None:
         running.target = target
@@ -406,11 +439,7 @@ class Dispatcher:
         if all(other.load + 1 >= link.load for other in self.targets if other.ready):
             self._handle(running, Signal.TARGET_LATE)
             return
-        self._handle(running, Signal.TARGET_LEFT)
-        running.target = None
-        link.load -= 1
-        self._blocks.wake_oldest(link)
-        self._assign(running)
+        self._leave_target(running)
 
     def _cut(self, running: Running) -> None:
         """End a sequence whose client does not read. Parts that are queued for the client stay."""

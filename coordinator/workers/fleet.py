@@ -61,13 +61,18 @@ class Fleet:
     def update(self, number: int, members: Sequence[Member]) -> None:
         """Apply the new list of directory `number`."""
         self._listed[number] = members
+        self.reconsider()
+
+    def reconsider(self) -> None:
+        """Decide anew which workers take sequences, because of a list or of what a worker says of itself."""
         wanted = self._wanted()
         for key, member in wanted.items():
             if key not in self._links:
                 self._links[key] = self._make(member)
                 self._observer.entered(self._links[key])
         for key, link in self._links.items():
-            takes_sequences = key in wanted and wanted[key].state is MemberState.READY
+            listed = key in wanted and wanted[key].state is MemberState.READY
+            takes_sequences = listed and not link.draining
             if takes_sequences and link in self._leaving:
                 self._leaving.remove(link)
                 self._observer.entered(link)

@@ -16,11 +16,13 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.workers.stream_protocol import StreamProtocol
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
 from paceline.core.security.secret import WorkerSecret
 from paceline.core.security.tls import Tls
+from paceline.rpc.codec.drain import DrainCall
 from paceline.rpc.codec.profile import ProfileCall
 from paceline.rpc.codec.status import from_rpc_error
 from paceline.rpc.security.auth import PeerRole
@@ -28,7 +30,7 @@ from paceline.rpc.security.credentials import open_aio_channel
 from paceline.rpc.server.server import CHANNEL_OPTIONS
 from paceline.rpc.streams import unix_stream
 from paceline.rpc.streams.frame_split import framed
-from paceline.v1 import common_pb2, profile_pb2_grpc
+from paceline.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ class LinkState(enum.Enum):
     READY = "ready"
     LOST = "lost"
     REFUSED = "refused"
+    DRAINING = "draining"
+    """Connected, but the worker says that it does not serve: it is stopping, or its engine is stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class LinkObserver:
     events: Callable[[Link, Sequence[Any]], None]
     refused: Callable[[Link, str], None] = lambda _link, _refusal: None
     """Called with the reason if the worker cannot be used."""
+    health: Callable[[Link], None] = lambda _link: None
+    """Called when `draining` has changed."""
 
 
 class Link:
@@ -111,7 +117,12 @@ class Link:
     @property
     def ready(self) -> bool:
         """True while the worker is connected and admitted."""
-        return self.state is LinkState.READY
+        return self.state in (LinkState.READY, LinkState.DRAINING)
+
+    @property
+    def draining(self) -> bool:
+        """True while the connected worker says that it does not serve."""
+        return self.state is LinkState.DRAINING
 
     def send(self, command: Any) -> None:
         """Queue a command for the next frame. It is dropped unless the worker is ready."""
@@ -134,7 +145,14 @@ class Link:
         """A call that streams a profile of the worker, for a link that is ready."""
         assert self._channel is not None
         request = ProfileCall(seconds).to_proto()
-        return profile_pb2_grpc.ProfileServiceStub(self._channel).Profile(request, metadata=self._metadata)
+        return admin_pb2_grpc.AdminServiceStub(self._channel).Profile(request, metadata=self._metadata)
+
+    async def drain(self) -> admin_pb2.DrainResponse:
+        """Let the worker hand its sequences over and stop; for a link that is ready."""
+        assert self._channel is not None
+        stub: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
+        answer: admin_pb2.DrainResponse = await stub.Drain(DrainCall().to_proto(), metadata=self._metadata)
+        return answer
 
     def hang_up(self) -> None:
         """End the stream because the worker does not answer. The link then connects again."""
@@ -252,7 +270,7 @@ class Link:
         where = "" if beside is None else f", on this machine: frames go through {info.local_socket}"
         log.info("the %s worker at %s is ready%s", self.role, self.address, where)
         self._observer.ready(self)
-        writer = asyncio.create_task(self._write(stream))
+        tasks = [asyncio.create_task(self._write(stream)), asyncio.create_task(self._watch_health(channel))]
         try:
             if beside is not None:
                 await beside.ended
@@ -266,9 +284,27 @@ class Link:
                 raise
             self._end("it did not answer in time")
         finally:
-            writer.cancel()
+            for task in tasks:
+                task.cancel()
             if beside is not None:
                 beside.close()
+
+    async def _watch_health(self, channel: grpc.aio.Channel) -> None:
+        """Follow the worker's own state for as long as it tells it."""
+        question = health_pb2.HealthCheckRequest(service=self.protocol.service)
+        try:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            async for answer in stub.Watch(question):
+                self._hear(draining=answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, AttributeError):
+            pass  # the stream of rounds tells whether it is alive
+
+    def _hear(self, *, draining: bool) -> None:
+        if self.ready and draining != self.draining:
+            self.state = LinkState.DRAINING if draining else LinkState.READY
+            told = "does not serve now" if draining else "serves again"
+            log.info("the %s worker at %s %s", self.role, self.address, told)
+            self._observer.health(self)
 
     async def _connect_locally(self, info: common_pb2.WorkerInfo) -> unix_stream.LocalStream | None:
         if not self._local_sockets or not info.local_socket:

@@ -22,6 +22,8 @@ class StreamProtocol:
 
     role: str
     """`draft` or `target`."""
+    service: str
+    """Full name of the gRPC service, for its health."""
     stub: Callable[[grpc.aio.Channel], Any]
     question: Callable[[], Message]
     """Request of `GetWorkerInfo`."""
@@ -65,6 +67,7 @@ def _readable(message: Any) -> Any:
 
 TARGET = StreamProtocol(
     "target",
+    "paceline.v1.TargetService",
     target_pb2_grpc.TargetServiceStub,
     target_pb2.TargetServiceGetWorkerInfoRequest,
     "Verify",
@@ -74,6 +77,7 @@ TARGET = StreamProtocol(
 )
 DRAFT = StreamProtocol(
     "draft",
+    "paceline.v1.DraftService",
     draft_pb2_grpc.DraftServiceStub,
     draft_pb2.DraftServiceGetWorkerInfoRequest,
     "Draft",

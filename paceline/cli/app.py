@@ -18,6 +18,7 @@ from paceline.cli.commands import (
     bench,
     certificates,
     chat,
+    drain,
     generate,
     keys,
     loadtest,
@@ -41,7 +42,7 @@ app = Commands(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (serve, generate, chat, keys, certificates, plan, measure, bench, loadtest, profile):
+for module in (serve, generate, chat, keys, certificates, plan, measure, bench, loadtest, profile, drain):
     module.register(app)
 
 

@@ -26,6 +26,7 @@ class WorkerState(enum.Enum):
     READY = "ready"
     LOST = "lost"
     REFUSED = "refused"
+    DRAINING = "draining"
     """Connected, but not usable; `reason` says why."""
 
 
@@ -34,6 +35,7 @@ _STATES: dict[int, WorkerState] = {
     generation_pb2.WORKER_STATE_READY: WorkerState.READY,
     generation_pb2.WORKER_STATE_LOST: WorkerState.LOST,
     generation_pb2.WORKER_STATE_REFUSED: WorkerState.REFUSED,
+    generation_pb2.WORKER_STATE_DRAINING: WorkerState.DRAINING,
 }
 
 

@@ -16,6 +16,7 @@ from paceline.core.validation import (
     device,
     draft_token_table,
     draft_tokens,
+    host_and_port,
     prompt_lookup_range,
     worker_address,
 )
@@ -39,6 +40,17 @@ def _check(condition: bool, name: str, message: str) -> None:
 def check_dtype(name: str, value: str) -> None:
     """Raises InvalidArgumentError naming the field unless the number format is known."""
     _check(value in DTYPES, name, f"must be one of {', '.join(DTYPES)}, got {value}")
+
+
+def _check_addresses(name: str, addresses: tuple[str, ...]) -> None:
+    for address in addresses:
+        worker_address(name, address)
+        _check(addresses.count(address) == 1, name, f"{address} is given twice")
+
+
+def _check_drain_timeout(seconds: float) -> None:
+    most = limits.MAX_REQUEST_SECONDS
+    _check(0 <= seconds <= most, "drain_timeout", f"must be in [0, {most:g}]")
 
 
 def _check_telemetry(log_format: str, endpoint: str) -> None:
@@ -116,6 +128,15 @@ class WorkerConfig:
     """Port of `/metrics` on the same host; 0 takes a free port. Not served by default."""
     reflection: bool = False
     """Enable gRPC server reflection."""
+    join: tuple[str, ...] = ()
+    """host:port of a coordinator's join port, or `dns:HOST:PORT` for every coordinator behind a name; may be
+    repeated."""
+    advertise: str = ""
+    """host:port at which coordinators reach a worker that joins; empty takes its port, on the host that it
+    listens on, or that it connects from if it listens on all."""
+    drain_timeout: float = 5.0
+    """Seconds that coordinators have on shutdown to move this worker's sequences to other workers; those that
+    are still here then are opened again elsewhere, or at this worker's successor."""
     exit_with_parent: bool = False
     """Stop when standard input closes, so that a child never outlives its supervisor."""
 
@@ -153,6 +174,11 @@ class WorkerConfig:
         _check(self.max_mixed_prefill_tokens >= 0, "max_mixed_prefill_tokens", "must not be negative")
         _check(self.max_sequences >= 1, "max_sequences", "must be at least 1")
         _check(self.lease_seconds > 0, "lease_seconds", "must be positive")
+        _check_drain_timeout(self.drain_timeout)
+        _check_addresses("join", self.join)
+        if self.advertise:
+            _check(bool(self.join), "advertise", "requires join")
+            host_and_port("advertise", self.advertise)
         without_authority = self.tls is not None and not self.tls_ca
         _check(
             not without_authority,
@@ -222,10 +248,13 @@ class TargetConfig(WorkerConfig):
 class CoordinatorConfig:
     """The coordinator: its workers and the defaults of speculation."""
 
-    targets: tuple[str, ...]
+    targets: tuple[str, ...] = ()
     """host:port of a target worker; may be repeated."""
     drafts: tuple[str, ...] = ()
     """host:port of a draft worker; may be repeated. Without one, only prompt lookup proposes tokens."""
+    join_port: int | None = None
+    """Port on the same host for workers that join by themselves; 0 takes a free port. Not served by default.
+    It has the TLS and the secret of the connections to workers; without both, `host` must be this machine."""
     tokenizer: str
     """A tokenizer.json, a directory with one, a hub id, or `embedded:target`."""
     model_name: str = ""
@@ -318,12 +347,12 @@ class CoordinatorConfig:
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field."""
-        _check(bool(self.targets), "targets", "at least one target worker is required")
-        for name in ("targets", "drafts"):
-            addresses = getattr(self, name)
-            for address in addresses:
-                worker_address(name, address)
-                _check(addresses.count(address) == 1, name, f"{address} is given twice")
+        joins = self.join_port is not None
+        _check(bool(self.targets) or joins, "targets", "at least one target worker is required, or join_port")
+        _check_addresses("targets", self.targets)
+        _check_addresses("drafts", self.drafts)
+        join_port = self.join_port or 0
+        _check(0 <= join_port < 65536, "join_port", f"must be in [0, 65535], got {join_port}")
         for name in ("port", "http_port"):
             value = getattr(self, name)
             _check(0 <= value < 65536, name, f"must be in [0, 65535], got {value}")
@@ -360,11 +389,7 @@ class CoordinatorConfig:
             _check(getattr(self, name) > 0, name, "must be positive")
         _check(self.resume_seconds >= 0, "resume_seconds", "must not be negative")
         _check(0 <= self.log_stats_seconds < math.inf, "log_stats_seconds", "must not be negative")
-        _check(
-            0 <= self.drain_timeout <= limits.MAX_REQUEST_SECONDS,
-            "drain_timeout",
-            f"must be in [0, {limits.MAX_REQUEST_SECONDS:g}]",
-        )
+        _check_drain_timeout(self.drain_timeout)
         _check(
             1 <= self.max_running <= limits.MAX_RUNNING_SEQUENCES,
             "max_running",

@@ -73,6 +73,8 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     WORKER_STATE_LOST: _WorkerState.ValueType  # 3
     WORKER_STATE_REFUSED: _WorkerState.ValueType  # 4
     """Connected, but it cannot serve this target (see `reason`)."""
+    WORKER_STATE_DRAINING: _WorkerState.ValueType  # 5
+    """Connected, but stopping or stuck: it gets no new sequences."""
 
 class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper): ...
 
@@ -82,6 +84,8 @@ WORKER_STATE_READY: WorkerState.ValueType  # 2
 WORKER_STATE_LOST: WorkerState.ValueType  # 3
 WORKER_STATE_REFUSED: WorkerState.ValueType  # 4
 """Connected, but it cannot serve this target (see `reason`)."""
+WORKER_STATE_DRAINING: WorkerState.ValueType  # 5
+"""Connected, but stopping or stuck: it gets no new sequences."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 @_typing.final

@@ -20,14 +20,14 @@ from harness.secret import SECRET
 from harness.stacks import RunningStack, own_coordinator, own_worker
 from harness.waiting import HANG, until
 
-from coordinator.api.grpc.profile import ProfileService
-from paceline import worker_profile
+from coordinator.api.grpc.admin import AdminService
+from paceline import worker_admin
 from paceline.core import limits
 from paceline.core.errors import PermissionDeniedError, ResourceExhaustedError
 from paceline.core.security.keyfile import write_keys
 from paceline.core.security.keys import ApiKey, KeyRing, digest
 from paceline.engine.profiling import EngineProfile
-from paceline.v1 import profile_pb2, profile_pb2_grpc
+from paceline.v1 import admin_pb2, admin_pb2_grpc
 
 LONG = limits.MAX_PROFILE_SECONDS
 
@@ -36,8 +36,8 @@ LONG = limits.MAX_PROFILE_SECONDS
 def asked(address: str, secret: bool = False, **request: Any) -> Iterator[Any]:
     """A call, which begins at once and ends with the block."""
     with grpc.insecure_channel(address) as channel:
-        call: Any = profile_pb2_grpc.ProfileServiceStub(channel).Profile(
-            profile_pb2.ProfileRequest(**request), timeout=HANG, metadata=SECRET.metadata if secret else None
+        call: Any = admin_pb2_grpc.AdminServiceStub(channel).Profile(
+            admin_pb2.ProfileRequest(**request), timeout=HANG, metadata=SECRET.metadata if secret else None
         )
         yield call
         call.cancel()
@@ -170,7 +170,7 @@ def test_an_admin_key_is_demanded_where_there_are_keys(pair_paths: Pair, tmp_pat
         "pl-admin": 0,
         "pl-wrong": 1,
     }
-    assert "a profile requires an admin key" in asked_with["pl-plain"].stderr
+    assert "orders to workers require an admin key" in asked_with["pl-plain"].stderr
     assert "a valid API key is required" in asked_with["pl-wrong"].stderr
 
 
@@ -181,13 +181,20 @@ class FarCall:
 
 async def test_callers_elsewhere_are_refused_by_a_coordinator_without_keys() -> None:
     coordinator: Any = SimpleNamespace(gate=SimpleNamespace(asks_for_keys=False), links=())
-    service, call = ProfileService(coordinator), FarCall()
-    with pytest.raises(PermissionDeniedError, match="on this machine only"):
-        await anext(service.Profile(profile_pb2.ProfileRequest(seconds=1), call))  # type: ignore[arg-type]
+    await check_refusals(AdminService(coordinator), "this machine only")
 
 
 async def test_callers_elsewhere_are_refused_by_an_open_worker() -> None:
+    async def drain() -> worker_admin.HandedOver:
+        raise AssertionError("drained")
+
     thread: Any = None
-    service, call = worker_profile.WorkerProfileService(thread, guarded=False), FarCall()
-    with pytest.raises(PermissionDeniedError, match="on its machine only"):
-        await anext(service.Profile(profile_pb2.ProfileRequest(seconds=1), call))  # type: ignore[arg-type]
+    await check_refusals(worker_admin.WorkerAdminService(thread, drain, guarded=False), "its machine only")
+
+
+async def check_refusals(service: Any, told: str) -> None:
+    """No method takes orders from another machine."""
+    with pytest.raises(PermissionDeniedError, match=told):
+        await anext(service.Profile(admin_pb2.ProfileRequest(seconds=1), FarCall()))
+    with pytest.raises(PermissionDeniedError, match=told):
+        await service.Drain(admin_pb2.DrainRequest(worker="target"), FarCall())

@@ -27,11 +27,13 @@ FAULTS = (
     "draft cut",
     "draft restart",
     "draft hang",
+    "draft drain",
     "draft evict",
     "draft crash",
     "target cut",
     "target restart",
     "target hang",
+    "target drain",
     "target evict",
 )
 

@@ -125,7 +125,7 @@ def test_invariant_6_losing_a_draft_worker_costs_speed_only() -> None:
     assert rounds(world) > rounds(healthy)
 
 
-@pytest.mark.parametrize("kind", ["gone", "restart", "cut", "hang"])
+@pytest.mark.parametrize("kind", ["gone", "restart", "cut", "hang", "drain"])
 def test_invariant_6_losing_a_target_worker_costs_a_prefill_only(kind: str) -> None:
     asked = requests(4, max_tokens=25)
     world, clients = served(*asked, num_targets=2, faults=Faults(events=[(0.05, f"target {kind}")]))

@@ -210,8 +210,8 @@ def test_catches_a_target_forgetting_accepted_tokens(monkeypatch: pytest.MonkeyP
         return real(command, accepted if proposal.num_draft_tokens else 0, proposal)
 
     monkeypatch.setattr(rounds, "after", after)
-    # In seed 2 a repeated round meets the wrong ledger before the invariant is looked at.
-    assert "invariant 1" in simulation_catches(range(3, 60))
+    # In earlier seeds a repeated round meets the wrong ledger before the invariant is looked at.
+    assert "invariant 1" in simulation_catches(range(10, 60))
 
 
 # ---- memory ----------------------------------------------------------------------------------------

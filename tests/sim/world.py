@@ -236,11 +236,13 @@ class SimLink:
         self.world = world
         self.worker = worker
         self.name = self.address = name
+        self.role = worker.role
         self.load = 0
         self.known = SimpleNamespace(max_model_len=worker.max_model_len)
         self.stream: SimStream | None = None
         self.outbox: list[Any] = []
         self.gone_for_good = False
+        self.draining = False
 
     @property
     def ready(self) -> bool:
@@ -251,6 +253,9 @@ class SimLink:
             self.stream = SimStream(self)
             self.outbox.clear()
             self.world.note(f"{self.name} is ready")
+            if self.draining:
+                self.draining = False
+                self.world.dispatcher.link_entered(self)  # type: ignore[arg-type]
             self.world.dispatcher.link_ready(self)  # type: ignore[arg-type]
 
     def send(self, command: Any) -> None:
@@ -290,6 +295,13 @@ class SimLink:
         world.at(max(stream.arrived["up"], world.clock() + world.rng.uniform(0, 0.03)), stream.leave)
         world.after(world.rng.uniform(0.0, 0.06) if back_after is None else back_after, self.connect)
         world.dispatcher.link_lost(self)  # type: ignore[arg-type]
+
+    def drain(self, seconds: float, down_for: float) -> None:
+        """The process says that it is stopping, and is replaced later."""
+        if self.stream is not None and not self.draining:
+            self.draining = True
+            self.world.dispatcher.link_leaving(self)  # type: ignore[arg-type]
+            self.world.after(seconds, self.restart, down_for)
 
     def restart(self, down_for: float) -> None:
         """The process dies and another one starts."""
@@ -672,6 +684,8 @@ class World:
                 link.cut()
             case "restart":
                 link.restart(self.rng.uniform(0.0, 0.15))
+            case "drain":
+                link.drain(self.rng.uniform(0.0, 0.05), self.rng.uniform(0.0, 0.15))
             case "hang":
                 longest = 2.5 * (DEADLINES.target if role == "target" else DEADLINES.draft)
                 link.worker.hung_until = self.clock() + self.rng.uniform(0, longest)

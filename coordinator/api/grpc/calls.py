@@ -18,14 +18,14 @@ from coordinator.telemetry.metrics import Metrics
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InvalidArgumentError
 from paceline.rpc.server.error_guard import refusal
-from paceline.v1 import generation_pb2, profile_pb2
+from paceline.v1 import admin_pb2, generation_pb2
 
 PACKAGE = "/paceline."
 """Health checks and reflection are not client calls. All unregistered methods get one name with this prefix
 (safe_server.py)."""
 METHODS = frozenset(
     f"/{service.full_name}/{method.name}"
-    for file in (generation_pb2, profile_pb2)
+    for file in (generation_pb2, admin_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 )

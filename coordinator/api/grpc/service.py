@@ -51,6 +51,7 @@ _STATES = {
     LinkState.READY: pb.WORKER_STATE_READY,
     LinkState.LOST: pb.WORKER_STATE_LOST,
     LinkState.REFUSED: pb.WORKER_STATE_REFUSED,
+    LinkState.DRAINING: pb.WORKER_STATE_DRAINING,
 }
 
 

@@ -43,7 +43,7 @@ def profile(
     import grpc
 
     from paceline.client.channel import CHANNEL_OPTIONS, call_metadata
-    from paceline.v1 import profile_pb2_grpc
+    from paceline.v1 import admin_pb2_grpc
 
     call = ProfileCall(seconds, worker)
     if not os.access(output.absolute().parent, os.W_OK):
@@ -53,7 +53,7 @@ def profile(
     reach = Reach(checked_address(address), secure=connection.settings is not None)
     print(f"profiling for {seconds:g} seconds", file=sys.stderr)
     with open_channel(reach.address, CHANNEL_OPTIONS, connection.settings) as channel:
-        responses = profile_pb2_grpc.ProfileServiceStub(channel).Profile(
+        responses = admin_pb2_grpc.AdminServiceStub(channel).Profile(
             call.to_proto(), metadata=call_metadata(connection.api_key), timeout=seconds + _GATHERING_SECONDS
         )
         try:

@@ -28,6 +28,7 @@ from paceline.engine.loading.model import (
     load_vocabulary,
     make_runner,
 )
+from paceline.engine.loading.model_fingerprint import model_fingerprint
 from paceline.engine.memory_plan import MemoryPlan
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockPool
@@ -47,6 +48,8 @@ class Built:
     num_parameters: int
     weight_bytes: int
     """Bytes that a decode step reads."""
+    model_fingerprint: str = ""
+    """Distinguishes models by their weights; empty without any."""
 
     @property
     def device(self) -> torch.device:
@@ -155,6 +158,7 @@ def _build_on(
         scale=assets.scale_of(config.model),
     )
     num_parameters = sum(p.numel() for p in loaded.model.parameters())
+    fingerprint = model_fingerprint(loaded.model)  # backends may change how the weights are stored
     max_model_len = _length(config, loaded.max_model_len)
     runner = make_runner(
         loaded,
@@ -180,7 +184,7 @@ def _build_on(
         runner.cache.pool.num_blocks,
         runner.cache.block_size,
     )
-    return Built(loaded, runner, max_model_len, num_parameters, runner.backend.weight_bytes)
+    return Built(loaded, runner, max_model_len, num_parameters, runner.backend.weight_bytes, fingerprint)
 
 
 def _length(config: WorkerConfig, longest: int) -> int:

@@ -20,6 +20,21 @@ def check_role(info: common_pb2.WorkerInfo, role: str, address: str) -> None:
         )
 
 
+def check_same_model(known: common_pb2.WorkerInfo, other: common_pb2.WorkerInfo) -> None:
+    """Raise FailedPreconditionError, with both values, unless both targets compute the same.
+
+    A sequence may move from one to the other. A worker that does not tell its weights is believed.
+    """
+    if not (known.model_fingerprint and other.model_fingerprint):
+        return
+    for name in ("model_fingerprint", "dtype"):
+        ours, theirs = getattr(known, name), getattr(other, name)
+        if ours != theirs:
+            raise FailedPreconditionError(
+                f"{name} is {theirs} for {other.model}, {ours} for {known.model}, which other targets serve"
+            )
+
+
 def check_compatible(target: common_pb2.WorkerInfo, draft: common_pb2.WorkerInfo) -> None:
     """Raise TokenizerMismatchError, with both values, unless both share a tokenizer.
 

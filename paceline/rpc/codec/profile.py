@@ -9,7 +9,7 @@ from typing import Final
 from paceline.core import limits
 from paceline.core.validation import number, require
 from paceline.rpc.codec.sampling import refuse_unknown_fields
-from paceline.v1 import profile_pb2
+from paceline.v1 import admin_pb2
 
 _PART_BYTES: Final = 1 << 20
 
@@ -30,18 +30,18 @@ class ProfileCall:
         longest = limits.MAX_WORKER_NAME_CHARACTERS
         require(len(self.worker) <= longest, "worker", f"at most {longest} characters")
 
-    def to_proto(self) -> profile_pb2.ProfileRequest:
+    def to_proto(self) -> admin_pb2.ProfileRequest:
         """The message."""
-        return profile_pb2.ProfileRequest(seconds=self.seconds, worker=self.worker)
+        return admin_pb2.ProfileRequest(seconds=self.seconds, worker=self.worker)
 
 
-def profile_call_from_proto(request: profile_pb2.ProfileRequest) -> ProfileCall:
+def profile_call_from_proto(request: admin_pb2.ProfileRequest) -> ProfileCall:
     """Raises InvalidArgumentError naming the field."""
     refuse_unknown_fields(request, "request")
     return ProfileCall(request.seconds, request.worker)
 
 
-def profile_responses(trace: bytes) -> Iterator[profile_pb2.ProfileResponse]:
+def profile_responses(trace: bytes) -> Iterator[admin_pb2.ProfileResponse]:
     """A trace in parts that fit into messages."""
     for start in range(0, len(trace), _PART_BYTES):
-        yield profile_pb2.ProfileResponse(trace=trace[start : start + _PART_BYTES])
+        yield admin_pb2.ProfileResponse(trace=trace[start : start + _PART_BYTES])

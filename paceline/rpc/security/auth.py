@@ -44,6 +44,7 @@ CALLERS: Final[Mapping[str, frozenset[PeerRole]]] = {
     "target": frozenset({PeerRole.COORDINATOR}),
     "draft": frozenset({PeerRole.COORDINATOR}),
     "coordinator": frozenset({PeerRole.CLIENT, PeerRole.COORDINATOR}),
+    "fleet": frozenset({PeerRole.TARGET, PeerRole.DRAFT}),
 }
 """The roles that may call a server, by the server's role."""
 

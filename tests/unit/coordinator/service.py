@@ -30,6 +30,7 @@ class FakeLink:
         self.role = role
         self.ready = ready
         self.load = 0
+        self.draining = False
         self.known = SimpleNamespace(max_model_len=max_model_len)
         self.sent: list[Any] = []
         self.flushed = 0

@@ -12,6 +12,7 @@ from harness.refusals import refused
 
 from coordinator.workers.directory.dns import DnsDirectory
 from coordinator.workers.directory.interface import Member, WorkerDirectory
+from coordinator.workers.directory.joined import JoinedDirectory, Lease
 from coordinator.workers.directory.registry import DIRECTORIES, open_directories
 from coordinator.workers.directory.static import StaticDirectory
 from paceline.core.validation import host_and_port
@@ -93,7 +94,35 @@ class OfServe(Listing):
     change = _publish
 
 
-DIRECTORIES_OF = {"static": OfStatic, "changing": OfChanging, "dns": OfDns, "ray": OfServe}
+class OfJoined(Listing):
+    """Workers that join and leave."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.directory = JoinedDirectory()
+        self.leases: dict[Member, Lease] = {}
+
+    def open(self, members: Sequence[Member]) -> WorkerDirectory:
+        self._set(members)
+        return self.directory
+
+    def _set(self, members: Sequence[Member]) -> None:
+        for member in members:
+            if member not in self.leases:
+                self.leases[member] = self.directory.join(member, member.address)
+        for member in self.leases.keys() - set(members):
+            self.directory.leave(self.leases.pop(member))
+
+    change = _set
+
+
+DIRECTORIES_OF = {
+    "static": OfStatic,
+    "changing": OfChanging,
+    "dns": OfDns,
+    "ray": OfServe,
+    "joined": OfJoined,
+}
 """By scheme."""
 
 

@@ -24,7 +24,7 @@ class FakeLink:
 
     def __init__(self, member: Member) -> None:
         self.role, self.address = member.role, member.address
-        self.ready, self.load = True, 0
+        self.ready, self.load, self.draining = True, 0, False
         self.runs = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -228,3 +228,17 @@ async def test_a_failing_directory_ends_the_fleet() -> None:
     with pytest.raises(ExceptionGroup):
         async with asyncio.timeout(HANG):
             await fleet.run()
+
+
+async def test_a_member_that_says_it_is_stopping_leaves() -> None:
+    """Its link stays, and it enters again once it serves again."""
+    async with following(ONE) as it:
+        (link,) = it.links
+        link.draining = True
+        it.fleet.reconsider()
+        await it.until("entered one", "leaving one")
+        await it.turns()
+        assert not link.ended.is_set()
+        link.draining = False
+        it.fleet.reconsider()
+        await it.until("entered one", "leaving one", "entered one")

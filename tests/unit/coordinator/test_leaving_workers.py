@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from coordinator.app import Coordinator
-from coordinator.sequence.messages import Phase
+from coordinator.sequence.messages import Phase, Signal
 from coordinator.workers.links import LinkState
+from paceline.core.messages import CloseSequence, DraftRound, OpenSequence
 from paceline.v1 import common_pb2
 from tests.unit.coordinator.service import FakeLink, Service, told
 
@@ -102,3 +105,74 @@ def test_a_departed_last_target_is_remembered(coordinator: Coordinator) -> None:
     assert not coordinator.serving
     assert coordinator.has_target
     assert coordinator.target_info().model == coordinator.known_name == "m"
+
+
+def stopping(service: Service, worker: Any) -> None:
+    worker.draining = True
+    service.it.link_leaving(worker)
+
+
+def test_a_stopping_target_hands_its_sequences_over() -> None:
+    service = Service(targets=0)
+    old = entered(service, FakeLink())
+    running = service.submit(k=0, max_tokens=3)
+    service.answer(running, 5)
+    new = entered(service, FakeLink())
+    stopping(service, old)
+    assert (running.target, old.load, new.load) == (new, 0, 1)
+    assert isinstance(old.sent[-1], CloseSequence)
+    assert (running.state.losses, running.state.phase) == (0, Phase.VERIFYING)
+    service.answer(running, 6)
+    service.answer(running, 7)
+    assert told(running) == [(5,), (6,), (7,)]
+
+
+def test_a_stopping_target_keeps_them_until_another_is_ready() -> None:
+    service = Service(targets=0)
+    old = entered(service, FakeLink())
+    running = service.submit(k=0)
+    entered(service, FakeLink(ready=False))
+    stopping(service, old)
+    service.answer(running, 5)
+    assert running.target is old
+    new = entered(service, FakeLink())
+    assert (running.target, old.load) == (new, 0)
+
+
+@pytest.mark.parametrize("drafting", [True, False])
+def test_a_stopping_draft_hands_its_sequences_over(drafting: bool) -> None:
+    service = Service(targets=0)
+    target = entered(service, FakeLink())
+    old = entered(service, FakeLink("draft"))
+    running = service.submit(max_tokens=9)
+    service.answer(running, 5)
+    if not drafting:
+        service.propose(running)
+    new = entered(service, FakeLink("draft"))
+    stopping(service, old)
+    assert (running.draft, old.load, new.load) == (new, 0, 1)
+    assert isinstance(old.sent[-1], CloseSequence)
+    assert running.state.phase is Phase.VERIFYING
+    if drafting:
+        service.answer(running, 6)  # the target has begun a plain round by itself meanwhile
+        service.answer(running, 7)
+    else:
+        service.answer(running, 7, 8, 9, 6)
+    assert [type(command) for command in new.sent] == [OpenSequence, DraftRound]
+    assert target.load == 1
+
+
+def test_a_sequence_that_pauses_moves_and_goes_on() -> None:
+    service = Service(targets=0)
+    old = entered(service, FakeLink())
+    running = service.submit(k=0)
+    running.machine.handle(Signal.CLIENT_BEHIND, 0.0)
+    service.answer(running, 5)
+    assert running.state.phase is Phase.PAUSED
+    new = entered(service, FakeLink())
+    stopping(service, old)
+    assert (running.target, running.state.phase) == (new, Phase.PAUSED)
+    assert new.sent == []
+    service.it._handle(running, Signal.CLIENT_CAUGHT_UP)
+    service.answer(running, 6)
+    assert told(running) == [(5,), (6,)]

@@ -12,11 +12,11 @@ from paceline.core.config import CoordinatorConfig, TargetConfig
 from paceline.core.errors import PermissionDeniedError
 from paceline.core.security.tls import Tls
 from paceline.rpc.security.auth import PeerRole, check_call, is_local_call, is_open, roles_of
-from paceline.v1 import draft_pb2, generation_pb2, profile_pb2, target_pb2
+from paceline.v1 import admin_pb2, draft_pb2, generation_pb2, target_pb2
 
 METHODS = [
     f"/{service.full_name}/{method.name}"
-    for package in (draft_pb2, generation_pb2, profile_pb2, target_pb2)
+    for package in (draft_pb2, generation_pb2, admin_pb2, target_pb2)
     for service in package.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ] + [

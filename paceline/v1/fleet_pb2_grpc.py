@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from paceline.v1 import profile_pb2 as paceline_dot_v1_dot_profile__pb2
+from paceline.v1 import fleet_pb2 as paceline_dot_v1_dot_fleet__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,15 +18,15 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in paceline/v1/profile_pb2_grpc.py depends on'
+        + ' but the generated code in paceline/v1/fleet_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class ProfileServiceStub:
-    """Served by each worker, and by the coordinator for its workers.
+class FleetServiceStub:
+    """Served by a coordinator on a port of its own, for workers.
     """
 
     def __init__(self, channel):
@@ -35,46 +35,47 @@ class ProfileServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Profile = channel.unary_stream(
-                '/paceline.v1.ProfileService/Profile',
-                request_serializer=paceline_dot_v1_dot_profile__pb2.ProfileRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_profile__pb2.ProfileResponse.FromString,
+        self.Join = channel.stream_stream(
+                '/paceline.v1.FleetService/Join',
+                request_serializer=paceline_dot_v1_dot_fleet__pb2.JoinRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_fleet__pb2.JoinResponse.FromString,
                 _registered_method=True)
 
 
-class ProfileServiceServicer:
-    """Served by each worker, and by the coordinator for its workers.
+class FleetServiceServicer:
+    """Served by a coordinator on a port of its own, for workers.
     """
 
-    def Profile(self, request, context):
-        """Profiles a worker for some seconds, then sends the trace. A worker takes one profile at a time.
+    def Join(self, request_iterator, context):
+        """The worker is a member for as long as its stream lives and it renews its lease. It leaves by ending the
+        stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
 
-def add_ProfileServiceServicer_to_server(servicer, server):
+def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Profile': grpc.unary_stream_rpc_method_handler(
-                    servicer.Profile,
-                    request_deserializer=paceline_dot_v1_dot_profile__pb2.ProfileRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_profile__pb2.ProfileResponse.SerializeToString,
+            'Join': grpc.stream_stream_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=paceline_dot_v1_dot_fleet__pb2.JoinRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_fleet__pb2.JoinResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'paceline.v1.ProfileService', rpc_method_handlers)
+            'paceline.v1.FleetService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('paceline.v1.ProfileService', rpc_method_handlers)
+    server.add_registered_method_handlers('paceline.v1.FleetService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class ProfileService:
-    """Served by each worker, and by the coordinator for its workers.
+class FleetService:
+    """Served by a coordinator on a port of its own, for workers.
     """
 
     @staticmethod
-    def Profile(request,
+    def Join(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -84,12 +85,12 @@ class ProfileService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/paceline.v1.ProfileService/Profile',
-            paceline_dot_v1_dot_profile__pb2.ProfileRequest.SerializeToString,
-            paceline_dot_v1_dot_profile__pb2.ProfileResponse.FromString,
+            '/paceline.v1.FleetService/Join',
+            paceline_dot_v1_dot_fleet__pb2.JoinRequest.SerializeToString,
+            paceline_dot_v1_dot_fleet__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,

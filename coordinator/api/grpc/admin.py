@@ -1,4 +1,4 @@
-"""The coordinator's `ProfileService`: passes profiles of its workers on to operators."""
+"""The coordinator's `AdminService`: passes operators' calls on to its workers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from coordinator.app import Coordinator
 from coordinator.auth import principal
 from coordinator.workers.links import Link
 from paceline.core.errors import InvalidArgumentError, PermissionDeniedError, UnavailableError
+from paceline.core.validation import require
+from paceline.rpc.codec.drain import drain_call_from_proto
 from paceline.rpc.codec.profile import profile_call_from_proto
 from paceline.rpc.codec.status import from_rpc_error
 from paceline.rpc.security.auth import is_local_call
-from paceline.v1 import profile_pb2, profile_pb2_grpc
+from paceline.v1 import admin_pb2, admin_pb2_grpc
 
 
-class ProfileService(profile_pb2_grpc.ProfileServiceServicer):
-    """Profiles a worker for the holder of an admin key; without keys, for callers on this machine."""
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    """For the holder of an admin key; without keys, for callers on this machine."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
     async def Profile(  # noqa: N802
-        self, request: profile_pb2.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[profile_pb2.ProfileResponse]:
+        self, request: admin_pb2.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[admin_pb2.ProfileResponse]:
         """The trace of the worker, as it arrives."""
         self._check(context)
         call = profile_call_from_proto(request)
@@ -36,12 +38,24 @@ class ProfileService(profile_pb2_grpc.ProfileServiceServicer):
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
 
+    async def Drain(  # noqa: N802
+        self, request: admin_pb2.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.DrainResponse:
+        """The worker's answer, once it has handed its sequences over."""
+        self._check(context)
+        call = drain_call_from_proto(request)
+        require(bool(call.worker), "worker", "is required: a role or an address")
+        try:
+            return await self._link(call.worker).drain()
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+
     def _check(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self._coordinator.gate.asks_for_keys:
             if not principal.get().admin:
-                raise PermissionDeniedError("a profile requires an admin key")
+                raise PermissionDeniedError("orders to workers require an admin key")
         elif not is_local_call(context):
-            raise PermissionDeniedError("without API keys, profiles are for callers on this machine only")
+            raise PermissionDeniedError("without API keys, orders to workers come from this machine only")
 
     def _link(self, worker: str) -> Link:
         """The connected worker of this role or address. Raises InvalidArgumentError, UnavailableError."""

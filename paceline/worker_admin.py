@@ -1,11 +1,12 @@
-"""A worker's `ProfileService`: one profile of its engine thread at a time."""
+"""A worker's `AdminService`: profiles of its engine thread, and the order to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -13,32 +14,43 @@ import grpc
 from paceline.core.errors import InternalError, PacelineError, PermissionDeniedError, ResourceExhaustedError
 from paceline.engine.profiling import EngineProfile
 from paceline.engine.scheduling.engine_thread import EngineThread
+from paceline.rpc.codec.drain import drain_call_from_proto
 from paceline.rpc.codec.profile import profile_call_from_proto, profile_responses
 from paceline.rpc.security.auth import is_local_call
 from paceline.rpc.streams.worker_stream import ask
-from paceline.v1 import profile_pb2, profile_pb2_grpc
+from paceline.v1 import admin_pb2, admin_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 
-class WorkerProfileService(profile_pb2_grpc.ProfileServiceServicer):
-    """Profiles the engine thread for callers of this machine, or for those whom a secret or certificate
-    admits."""
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What became of the sequences of a worker that stops."""
 
-    def __init__(self, thread: EngineThread[Any, Any], *, guarded: bool) -> None:
-        """`guarded`: the port demands a secret or certificates."""
+    sequences: int = 0
+    """Sequences when it began to stop."""
+    left: int = 0
+    """Those that no other worker took."""
+
+
+class WorkerAdminService(admin_pb2_grpc.AdminServiceServicer):
+    """For callers of this machine, or for those whom a secret or certificate admits."""
+
+    def __init__(
+        self, thread: EngineThread[Any, Any], drain: Callable[[], Awaitable[HandedOver]], *, guarded: bool
+    ) -> None:
+        """`drain` stops the worker and returns once its sequences are handed over. `guarded`: the port
+        demands a secret or certificates."""
         self._thread = thread
+        self._drain = drain
         self._guarded = guarded
         self._taking: asyncio.Task[bytes] | None = None
 
     async def Profile(  # noqa: N802
-        self, request: profile_pb2.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[profile_pb2.ProfileResponse]:
+        self, request: admin_pb2.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[admin_pb2.ProfileResponse]:
         """Profile for some seconds, then send the trace."""
-        if not (self._guarded or is_local_call(context)):
-            raise PermissionDeniedError(
-                "a worker without a secret or certificates is profiled for callers on its machine only"
-            )
+        self._check(context)
         call = profile_call_from_proto(request)
         if self._taking is not None and not self._taking.done():
             raise ResourceExhaustedError("this worker is taking a profile")
@@ -52,6 +64,21 @@ class WorkerProfileService(profile_pb2_grpc.ProfileServiceServicer):
             raise
         for response in profile_responses(trace):
             yield response
+
+    async def Drain(  # noqa: N802
+        self, request: admin_pb2.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.DrainResponse:
+        """Stop, as on SIGTERM; answer once the sequences are handed over."""
+        self._check(context)
+        drain_call_from_proto(request)
+        handed_over = await self._drain()
+        return admin_pb2.DrainResponse(sequences=handed_over.sequences, left=handed_over.left)
+
+    def _check(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if not (self._guarded or is_local_call(context)):
+            raise PermissionDeniedError(
+                "a worker without a secret or certificates takes orders from callers on its machine only"
+            )
 
     async def _take(self, seconds: float, given_up: asyncio.Event) -> bytes:
         """Profile, or stop at once when the caller is gone. Raises PacelineError."""
