@@ -128,7 +128,7 @@ class WorkerShell:
         self.draining.set()
         held = len(self._engine.sequences)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.drain_timeout):
+            async with asyncio.timeout(self._config.handover_timeout):
                 while len(self._engine.sequences):  # noqa: ASYNC110 - closed by the engine thread
                     await asyncio.sleep(_HAND_OVER_CHECK_SECONDS)
         self.handed_over = HandedOver(held, len(self._engine.sequences))

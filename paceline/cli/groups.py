@@ -13,7 +13,10 @@ GROUPS: Final = {
         "target_model draft_model model tokenizer model_name chat_template generation_config max_model_len "
         "dtype target_dtype draft_dtype trust_remote_code"
     ),
-    "Ports": ("host port http http_port target_port draft_port targets drafts local_sockets local_socket"),
+    "Ports": (
+        "host port http http_port target_port draft_port targets drafts join_port join advertise "
+        "local_sockets local_socket"
+    ),
     "Speculation": (
         "num_speculative_tokens max_num_speculative_tokens num_speculative_tokens_per_batch_size "
         "acceptance drafter corpus lookahead_branches lookahead_sequences pre_verify sources prompt_lookup "
@@ -29,7 +32,7 @@ GROUPS: Final = {
     ),
     "Requests": (
         "max_running max_waiting max_request_seconds max_batch_tokens max_mixed_prefill_tokens "
-        "resume_seconds unread_timeout drain_timeout"
+        "resume_seconds unread_timeout drain_timeout handover_timeout"
     ),
     "Security": (
         "api_keys certificates tls_certificate tls_key tls_ca worker_secret_file worker_tls_certificate "

@@ -106,6 +106,7 @@ class WorkerInfo:
     memory: MemoryInfo | None = None
     """None without a GPU."""
     lookahead_branches: int = 0
+    model_fingerprint: str = ""
     """Outcomes that a draft drafts ahead for; 0 waits for each verdict."""
 
 

@@ -48,9 +48,9 @@ def _check_addresses(name: str, addresses: tuple[str, ...]) -> None:
         _check(addresses.count(address) == 1, name, f"{address} is given twice")
 
 
-def _check_drain_timeout(seconds: float) -> None:
+def _check_stop(name: str, seconds: float) -> None:
     most = limits.MAX_REQUEST_SECONDS
-    _check(0 <= seconds <= most, "drain_timeout", f"must be in [0, {most:g}]")
+    _check(0 <= seconds <= most, name, f"must be in [0, {most:g}]")
 
 
 def _check_telemetry(log_format: str, endpoint: str) -> None:
@@ -134,7 +134,7 @@ class WorkerConfig:
     advertise: str = ""
     """host:port at which coordinators reach a worker that joins; empty takes its port, on the host that it
     listens on, or that it connects from if it listens on all."""
-    drain_timeout: float = 5.0
+    handover_timeout: float = 5.0
     """Seconds that coordinators have on shutdown to move this worker's sequences to other workers; those that
     are still here then are opened again elsewhere, or at this worker's successor."""
     exit_with_parent: bool = False
@@ -174,7 +174,7 @@ class WorkerConfig:
         _check(self.max_mixed_prefill_tokens >= 0, "max_mixed_prefill_tokens", "must not be negative")
         _check(self.max_sequences >= 1, "max_sequences", "must be at least 1")
         _check(self.lease_seconds > 0, "lease_seconds", "must be positive")
-        _check_drain_timeout(self.drain_timeout)
+        _check_stop("handover_timeout", self.handover_timeout)
         _check_addresses("join", self.join)
         if self.advertise:
             _check(bool(self.join), "advertise", "requires join")
@@ -389,7 +389,7 @@ class CoordinatorConfig:
             _check(getattr(self, name) > 0, name, "must be positive")
         _check(self.resume_seconds >= 0, "resume_seconds", "must not be negative")
         _check(0 <= self.log_stats_seconds < math.inf, "log_stats_seconds", "must not be negative")
-        _check_drain_timeout(self.drain_timeout)
+        _check_stop("drain_timeout", self.drain_timeout)
         _check(
             1 <= self.max_running <= limits.MAX_RUNNING_SEQUENCES,
             "max_running",

@@ -40,6 +40,8 @@ _SHARED = (
     "reflection",
 )
 """Fields of both workers' WorkerConfig."""
+_ALONE: Final = {"handover_timeout": 0.0}
+"""A stack has one worker of each role: nobody could take its sequences."""
 _DRAFT_ONLY = ("drafter", "corpus", "support_mass", "support_bound")
 """Fields of DraftConfig."""
 _COORDINATOR = (
@@ -169,7 +171,7 @@ class StackConfig(StackOptions):
         """The target worker's configuration."""
         pre_verify = not self._share_a_core if self.pre_verify is None else self.pre_verify
         values = {**self._shared_by("target"), "pre_verify": pre_verify}
-        return _build(TargetConfig, {**values, **self.target, "exit_with_parent": True}, "target")
+        return _build(TargetConfig, {**_ALONE, **values, **self.target, "exit_with_parent": True}, "target")
 
     @property
     def draft_config(self) -> DraftConfig:
@@ -177,7 +179,7 @@ class StackConfig(StackOptions):
         ahead = {"lookahead_branches": self._branches, "lookahead_sequences": self._lookahead_limit}
         values = self._shared_by("draft") | {name: n for name, n in ahead.items() if n is not None}
         values |= {name: getattr(self, name) for name in _DRAFT_ONLY}
-        return _build(DraftConfig, {**values, **self.draft, "exit_with_parent": True}, "draft")
+        return _build(DraftConfig, {**_ALONE, **values, **self.draft, "exit_with_parent": True}, "draft")
 
     def _shared_by(self, role: str) -> dict[str, Any]:
         """Fields common to both workers, for one of them."""

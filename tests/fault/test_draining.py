@@ -79,9 +79,9 @@ def lost(own: OwnCoordinator) -> float:
 
 
 def test_a_worker_without_others_keeps_its_sequences(faulty: RunningStack, prompt: Ids) -> None:
-    """Those that end within the drain timeout end there."""
+    """Those that end within the time for that end there."""
     with (
-        own_worker("target", faulty.pair.target, num_blocks=512, drain_timeout=60.0) as target,
+        own_worker("target", faulty.pair.target, num_blocks=512, handover_timeout=60.0) as target,
         own_coordinator(faulty.pair, [target]) as own,
     ):
         expected = without_fault(faulty, prompt, GREEDY, LENGTH)

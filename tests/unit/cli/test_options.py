@@ -28,6 +28,8 @@ SETTINGS = Path(__file__).parents[3] / "docs" / "operations.md"
 _WORKER: dict[str, Any] = {
     "model": "a model",
     "host": "::1",
+    "join": ("a:1", "dns:b:2"),
+    "advertise": "c:3",
     "device": "cuda:1",
     "dtype": "bfloat16",
     "attention_backend": "varlen",
@@ -56,6 +58,8 @@ def changed(config: Any, leave: Collection[str] = ()) -> Any:
         match value:
             case bool():
                 return not value
+            case tuple():
+                return ("a:1", "dns:b:2")
             case int() | None:
                 return (value or 1) + 1
             case float():

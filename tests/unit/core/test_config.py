@@ -25,6 +25,7 @@ INVALID: dict[Any, dict[str, list[Any]]] = {
         "targets": [()],
         "port": [-1, 65536],
         "http_port": [-1, 65536],
+        "join_port": [-1, 65536],
         "draft_timeout": [0.0, math.nan],
         "target_timeout": [-1.0],
         "recovery_timeout": [0.0],
@@ -46,6 +47,9 @@ INVALID: dict[Any, dict[str, list[Any]]] = {
         "max_batch_tokens": [limits.MAX_SPECULATIVE_TOKENS],
         "max_sequences": [0],
         "lease_seconds": [0.0, math.nan],
+        "handover_timeout": [-1.0, math.nan],
+        "join": [("a",), ("a:1", "a:1")],
+        "advertise": ["a:1"],
         "log_format": ["xml"],
         "otlp_traces_endpoint": ["localhost:4317"],
         "metrics_port": [70000],
@@ -101,7 +105,7 @@ def test_a_configuration_is_frozen_without_unknown_fields(cls: Any, good: dict[s
         dataclasses.replace(config, port=-1)
 
 
-@pytest.mark.parametrize(("cls", "missing"), [(TargetConfig, "model"), (CoordinatorConfig, "targets")])
+@pytest.mark.parametrize(("cls", "missing"), [(TargetConfig, "model"), (CoordinatorConfig, "tokenizer")])
 def test_fields_without_default_are_required(cls: Any, missing: str) -> None:
     with pytest.raises(TypeError, match=missing):
         cls()

@@ -12,11 +12,11 @@ from paceline.core.config import CoordinatorConfig, TargetConfig
 from paceline.core.errors import PermissionDeniedError
 from paceline.core.security.tls import Tls
 from paceline.rpc.security.auth import PeerRole, check_call, is_local_call, is_open, roles_of
-from paceline.v1 import admin_pb2, draft_pb2, generation_pb2, target_pb2
+from paceline.v1 import admin_pb2, draft_pb2, fleet_pb2, generation_pb2, target_pb2
 
 METHODS = [
     f"/{service.full_name}/{method.name}"
-    for package in (draft_pb2, generation_pb2, admin_pb2, target_pb2)
+    for package in (draft_pb2, generation_pb2, admin_pb2, fleet_pb2, target_pb2)
     for service in package.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ] + [
@@ -31,6 +31,7 @@ ALLOWED = {
     "target": {PeerRole.COORDINATOR},
     "draft": {PeerRole.COORDINATOR},
     "coordinator": {PeerRole.COORDINATOR, PeerRole.CLIENT},
+    "fleet": {PeerRole.TARGET, PeerRole.DRAFT},
 }
 
 

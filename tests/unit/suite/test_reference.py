@@ -16,14 +16,14 @@ from google.protobuf.descriptor import FileDescriptor
 import paceline
 from coordinator.api.http.openai.schema.document import document
 from paceline import client
-from paceline.v1 import admin_pb2, common_pb2, draft_pb2, generation_pb2, target_pb2
+from paceline.v1 import admin_pb2, common_pb2, draft_pb2, fleet_pb2, generation_pb2, target_pb2
 
 DOCS = Path(__file__).parents[3] / "docs"
 CODE = re.compile(r"`([^`\n]+)`")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 CLASSES = {name: getattr(client, name) for name in client.__all__}
 FILES: tuple[FileDescriptor, ...] = tuple(
-    module.DESCRIPTOR for module in (common_pb2, draft_pb2, generation_pb2, admin_pb2, target_pb2)
+    module.DESCRIPTOR for module in (common_pb2, draft_pb2, generation_pb2, admin_pb2, fleet_pb2, target_pb2)
 )
 OF_GOOGLE = {"BadRequest", "ErrorInfo", "RetryInfo"}
 """Messages of google.rpc that the protocol's page names."""

@@ -23,6 +23,10 @@ SET_BY_THE_STACK = {
     "tokenizer",
     "local_socket",
     "exit_with_parent",
+    "handover_timeout",
+    "join",
+    "advertise",
+    "join_port",
 }
 SET_BY_THE_STACK |= {"worker_tls_certificate", "worker_tls_key", "worker_tls_ca"}
 CHOICES = {
