@@ -129,8 +129,8 @@ class WorkerConfig:
     reflection: bool = False
     """Enable gRPC server reflection."""
     join: tuple[str, ...] = ()
-    """host:port of a coordinator's join port, or `dns:HOST:PORT` for every coordinator behind a name; may be
-    repeated."""
+    """host:port of a coordinator's join port, or `dns:HOST:PORT` for every coordinator behind a name;
+    may be repeated."""
     advertise: str = ""
     """host:port at which coordinators reach a worker that joins; empty takes its port, on the host that it
     listens on, or that it connects from if it listens on all."""
