@@ -15,6 +15,7 @@ from ray import serve
 from ray.exceptions import RayError
 
 from coordinator.api import sampling_defaults
+from coordinator.api.grpc.auth import warn_if_open
 from coordinator.serving import DRAFT_GRACE_SECONDS, Serving
 from coordinator.workers.directory.registry import DIRECTORIES
 from paceline.core.errors import InternalError
@@ -49,7 +50,7 @@ class CoordinatorReplica:
         self._serving = Serving(config)
         self.proxied = ProxiedService(self._serving.service, self._serving.interceptors)
         ready = asyncio.Event()
-        self._running = asyncio.create_task(self._serving.run(lambda: None, ready.set))
+        self._running = asyncio.create_task(self._serving.run(lambda: warn_if_open(config), ready.set))
         self._running.add_done_callback(lambda _: ready.set())
         if drafts is not None:
             with contextlib.suppress(TimeoutError, RayError):

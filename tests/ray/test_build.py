@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 if TYPE_CHECKING:
     from harness.ray_cluster import RayCluster
@@ -51,6 +55,16 @@ def test_the_application_for_serve_build_is_built() -> None:
     from paceline import ray
 
     assert isinstance(ray.app, Application)
+
+
+def test_serve_build_writes_a_manifest(tmp_path: Path) -> None:
+    file = tmp_path / "built.yaml"
+    command = [sys.executable, "-m", "ray.serve.scripts", "build", "paceline.ray:app", "-o", str(file)]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    (application,) = yaml.safe_load(file.read_text())["applications"]
+    assert application["import_path"] == "paceline.ray:app"
+    names = {each["name"] for each in application["deployments"]}
+    assert names == {"TargetWorker", "DraftWorker", "Coordinator"}
 
 
 def test_options_of_a_tier_win(deployments: Deployments) -> None:

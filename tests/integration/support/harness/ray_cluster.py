@@ -30,6 +30,8 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+DRAIN_SECONDS = 1.0
+"""A coordinator's, less than a long stream takes."""
 SMALL = {"object_store_memory": 80 * 1024 * 1024}
 EDGE = "edge"
 """A resource of the head alone, which has no CPUs: coordinators run there, and workers on the other nodes."""
@@ -41,6 +43,8 @@ class RayCluster:
 
     cluster: Any
     folder: Path
+    dashboard: str
+    """URL."""
     nodes: dict[str, Any] = field(default_factory=dict)
     """By address; the head is the first."""
     _hosts: int = 2
@@ -73,11 +77,13 @@ def ray_cluster(nodes: int) -> Iterator[RayCluster]:
     import ray
     from ray.cluster_utils import Cluster
 
-    head = {"node_ip_address": "127.0.0.2", "include_dashboard": False, "num_cpus": 0, **SMALL}
-    head["resources"] = {EDGE: 4}
+    port = free_port()
+    # `serve deploy` and `serve status` ask the dashboard.
+    dashboard = {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": port}
+    head = {"node_ip_address": "127.0.0.2", "num_cpus": 0, "resources": {EDGE: 4}, **SMALL, **dashboard}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        running = RayCluster(cluster, folder, {"127.0.0.2": cluster.head_node})
+        running = RayCluster(cluster, folder, f"http://127.0.0.1:{port}", {"127.0.0.2": cluster.head_node})
         for _ in range(nodes - 1):
             running.add_node()
         ray.init(address=cluster.address, namespace="serve", log_to_driver=False)
@@ -98,21 +104,31 @@ class RayApp:
     proxy: str
     """host:port of Serve's gRPC proxy."""
 
-    def deploy(self, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:
-        """Submit the manifest with a change to its application. Later calls keep earlier changes."""
-        change(self.manifest["applications"][0])
+    def file(self) -> str:
+        """The manifest as it is now, in a file."""
         file = self.cluster.folder / "manifest.yaml"
         file.write_text(yaml.safe_dump(self.manifest))
-        self.cluster.serve("run", "--address", self.cluster.cluster.address, "--non-blocking", str(file))
+        return str(file)
 
-    def scale(self, deployment: str, replicas: int) -> None:
-        """Change the number of replicas of a deployment."""
+    def deploy(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Submit the manifest with a change to its application. Later calls keep earlier changes."""
+        change(self.manifest["applications"][0])
+        self.cluster.serve("deploy", "--address", self.cluster.dashboard, self.file())
+
+    def configure(self, deployment: str, **options: Any) -> None:
+        """Submit the manifest with other options of a deployment; None takes one out."""
 
         def change(application: dict[str, Any]) -> None:
             (its,) = [each for each in application["deployments"] if each["name"] == deployment]
-            its["num_replicas"] = replicas
+            its |= options
+            for name in [name for name, value in its.items() if value is None]:
+                del its[name]
 
         self.deploy(change)
+
+    def scale(self, deployment: str, replicas: int) -> None:
+        """Change the number of replicas of a deployment."""
+        self.configure(deployment, num_replicas=replicas)
 
     def wait_until_running(self) -> None:
         """Until Serve says that all is as it was told. Fails if Serve gives up."""
@@ -130,21 +146,26 @@ class RayApp:
         """Replicas that Serve lists as running."""
         from ray import serve
 
-        states = serve.status().applications[APPLICATION].deployments[deployment].replica_states
-        return states.get("RUNNING", 0)
+        deployments = serve.status().applications[APPLICATION].deployments
+        # There are none while the application is built again.
+        return deployments[deployment].replica_states.get("RUNNING", 0) if deployments else 0
 
-    def client(self) -> Client:
-        """A client through the proxy."""
-        return Client(self.proxy)
+    def coordinators(self, count: int) -> dict[str, int]:
+        """Own addresses of so many coordinators, with their process ids. The proxy asks any of them."""
+        found: dict[str, int] = {}
 
-    def own_address(self) -> str:
-        """The own port of a coordinator."""
-        with self.client() as client:
-            return client.status(timeout=HANG).coordinator.address
+        def all_answered() -> bool:
+            with Client(self.proxy) as client:
+                one = client.status(timeout=HANG).coordinator
+                found[one.address] = one.process_id
+            return len(found) == count
+
+        until(all_answered, f"the status of {count} coordinators")
+        return found
 
 
-def ready_workers(client: Client, role: str) -> list[WorkerStatus]:
-    """The workers of a role that a coordinator is connected to."""
+def ready_workers(client: Client, role: str = "target") -> list[WorkerStatus]:
+    """The workers of a role that a coordinator is connected to and gives new sequences."""
     with contextlib.suppress(PacelineError):
         workers = client.status(timeout=HANG).workers
         return [each for each in workers if each.role == role and each.state is WorkerState.READY]
@@ -163,8 +184,9 @@ def ray_app(cluster: RayCluster) -> Iterator[RayApp]:
     manifest["http_options"]["port"], manifest["grpc_options"]["port"] = http, grpc
     tiers = manifest["applications"][0]["args"]
     tiers["coordinator"]["deployment_config"] = {"ray_actor_options": {"num_cpus": 0, "resources": {EDGE: 1}}}
+    tiers["coordinator"]["drain_timeout"] = DRAIN_SECONDS
     app = RayApp(cluster, manifest, f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}")
-    app.deploy()
+    cluster.serve("run", "--address", cluster.cluster.address, "--non-blocking", app.file())
     try:
         app.wait_until_running()
         yield app
