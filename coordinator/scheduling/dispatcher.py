@@ -19,6 +19,7 @@ from coordinator.scheduling.admission import Admission
 from coordinator.scheduling.block_waiters import Blocks
 from coordinator.scheduling.observer import SequenceObserver, tell_all
 from coordinator.scheduling.quarantine import Suspects
+from coordinator.scheduling.routing import PrefixRouter
 from coordinator.scheduling.running_sequence import UNREAD, Parts, Running, Untold
 from coordinator.scheduling.watchdog import Silence
 from coordinator.sequence.ledger import Commit
@@ -80,6 +81,7 @@ class Dispatcher:
         self._blocks = Blocks(self._sequences, self._handle)
         self._admission = Admission(self._sequences, self._blocks, clock, max_running, max_waiting)
         self._suspects = Suspects(self._sequences)
+        self._router = PrefixRouter()
         self._submitted = 0
         self._heard: dict[Link, float] = {}
         """When a target worker last gave a verdict, or a part of a prompt's report."""
@@ -184,6 +186,7 @@ class Dispatcher:
         """Nobody has to do with the worker any more."""
         self.leaving.remove(link)
         self._heard.pop(link, None)
+        self._router.forget(link)
         self._silences.pop(link, None)
 
     def _peers(self, link: Link) -> list[Link]:
@@ -200,6 +203,7 @@ class Dispatcher:
 
     def link_lost(self, link: Link) -> None:
         """A worker is lost: its sequences are told, then move to another worker if there is one."""
+        self._router.forget(link)
         for running in list(self._sequences.values()):
             if running.target is link:
                 running.target = None
@@ -269,7 +273,7 @@ class Dispatcher:
         self._assign(running)
 
     def _assign(self, running: Running) -> None:
-        """Give a sequence the least loaded ready worker of each role that it lacks.
+        """Give a sequence a ready worker of each role that it lacks; routing.py chooses the target.
 
         The draft comes first: the target's first round then finds that there is one.
         """
@@ -281,8 +285,18 @@ class Dispatcher:
             self._handle(running, Signal.DRAFT_READY)
         if running.target is None and self._suspects.holds_back(running):
             self._try_suspects()
-        elif running.target is None and (target := _least_loaded(self.targets)) is not None:
+        elif running.target is None and (target := self._nearest_target(running)) is not None:
             self._give_target(running, target)
+
+    def _nearest_target(self, running: Running) -> Link | None:
+        state = running.state
+        return self._router.choose(self.targets, state.ledger.token_ids, state.params.cache_salt)
+
+    def _remember(self, running: Running, target: Link) -> None:
+        """Remember where the sequence's tokens are cached; with a single target there is no choice."""
+        if len(self.targets) > 1:
+            state = running.state
+            self._router.sent(target, state.ledger.token_ids, state.params.cache_salt)
 
     def _hand_over(self) -> None:
         """Move the sequences of workers that are stopping to workers that are not, where there are any."""
@@ -318,6 +332,7 @@ class Dispatcher:
     def _give_target(self, running: Running, target: Link) -> None:
         running.target = target
         target.load += 1
+        self._remember(running, target)
         if target.known is not None:
             running.state.planner.target_max_len = target.known.max_model_len
         self._handle(running, Signal.TARGET_READY)
@@ -456,10 +471,7 @@ class Dispatcher:
         self._admission.leave(running)
         tell_all(self._observers, lambda observer: observer.sequence_ended(running, self._clock()))
         if target is not None:
+            self._remember(running, target)
             self._blocks.wake_oldest(target)
         self._try_suspects()
         self._admit()
-
-
-def _least_loaded(links: Sequence[Link]) -> Link | None:
-    return min((link for link in links if link.ready), key=lambda link: link.load, default=None)
