@@ -56,49 +56,76 @@ def walk_coupled(token_ids: Sequence[int], parents: Sequence[int], choices: Tens
 
 
 def accept_tree_rejection(
-    token_ids: Sequence[int], parents: Sequence[int], p: Tensor, q: Tensor, accept_u: Tensor, next_u: Tensor
+    token_ids: Sequence[int],
+    parents: Sequence[int],
+    p: Tensor,
+    q: Tensor,
+    accept_u: Tensor,
+    next_u: Tensor,
+    tries: Sequence[int] | None = None,
 ) -> Decision:
     """SpecInfer's multi-step speculative sampling (Miao et al. 2024, algorithm 2).
 
-    Siblings are tried in order: child c is accepted with probability min(1, p(c)/q(c)); after a rejection
-    p becomes norm(max(0, p - q)) for the next sibling, and for the final draw when none is left.
+    A try is a token that a drafter has drawn after a node. The tries after one node are judged in order: one
+    of token c is accepted with probability min(1, p(c)/q(c)); after a rejection p becomes
+    norm(max(0, p - q)) for the next try, and for the final draw when none is left.
 
-    The result has the target's distribution if siblings are independent draws from their q, or are drawn
-    without replacement and each q is renormalised over the tokens that earlier siblings left. `accept_u` must
-    be drawn anew in every round (see noise.py).
+    Tries that drew the same token after the same node share a node, since its row need not be computed twice;
+    each is judged with the q it was drawn from. A try without a draw, as of a drafter that copies, has a
+    point mass as q.
+
+    The result has the target's distribution if a try's place, its q and whether it is made at all depend on
+    what was drawn before it, never on its own token or on a later one: independent draws, draws without
+    replacement with q renormalised over the tokens that earlier siblings left, several drafters one after the
+    other. `accept_u` must be drawn anew in every round (see noise.py).
 
     Args:
         token_ids: N draft tokens.
         parents: N.
         p: float [N+1, V], rows sum to 1: the target's distribution after the root and after each node.
-        q: float [N, V], rows sum to 1: the distribution each node was drawn from.
-        accept_u: float64 [N], uniform in (0, 1).
+        q: float [T, V], rows sum to 1: the distribution each try was drawn from.
+        accept_u: float64 [T], uniform in (0, 1).
         next_u: float64 [1], uniform in (0, 1).
+        tries: T: each try's node, in the order in which siblings are judged; None for one try a node, in the
+            order of the nodes.
 
     Raises:
-        InvalidArgumentError: `proposal.parents`.
+        InvalidArgumentError: `proposal.parents`; `proposal.tries` for a try of no node, or a node of no try.
     """
     children = children_of(parents)
+    tries_after = _tries_after(parents, range(len(parents)) if tries is None else tries)
     tests = accept_u.tolist()
     path: list[int] = []
     at = 0
     current = p[0].double()
     while True:
-        for child in children[at]:
-            token, q_child = token_ids[child], q[child].double()
+        for number, node in tries_after[at]:
+            token, q_try = token_ids[node], q[number].double()
             # u < p/q without the division; a token with p = 0 is never accepted.
-            if tests[child] * float(q_child[token]) < float(current[token]):
-                path.append(child)
-                at = child + 1
+            if tests[number] * float(q_try[token]) < float(current[token]):
+                path.append(node)
+                at = node + 1
                 current = p[at].double()
                 break
-            residual = (current - q_child).clamp_(min=0.0)
+            residual = (current - q_try).clamp_(min=0.0)
             total = residual.sum()
             if total > RESIDUAL_FLOOR:
                 current = residual / total
         else:
             break
     return _decision(path, len(parents), draw(current[None], next_u), is_bonus=not children[at])
+
+
+def _tries_after(parents: Sequence[int], tries: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """(try, its node) in order: entry 0 after the root, entry i + 1 after node i."""
+    after: list[list[tuple[int, int]]] = [[] for _ in range(len(parents) + 1)]
+    for number, node in enumerate(tries):
+        if not 0 <= node < len(parents):
+            raise InvalidArgumentError("proposal.tries", f"try {number} names node {node} of {len(parents)}")
+        after[parents[node] + 1].append((number, node))
+    if missing := set(range(len(parents))) - set(tries):
+        raise InvalidArgumentError("proposal.tries", f"no try has drawn node {min(missing)}")
+    return after
 
 
 def _decision(path: list[int], num_nodes: int, next_token: Tensor, *, is_bonus: bool) -> Decision:
