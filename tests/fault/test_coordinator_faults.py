@@ -29,7 +29,7 @@ SAMPLING: Mapping[str, Any] = {
 @pytest.fixture(scope="module")
 def asked(faulty: RunningStack) -> Sequence[Asked]:
     """With the answers of a run without faults."""
-    return undisturbed(faulty, 48)
+    return undisturbed(faulty.client, 48)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])

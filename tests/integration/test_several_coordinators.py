@@ -39,7 +39,7 @@ def ready(one: OwnCoordinator) -> bool:
 def begin(client: Client, asked: list[Asked]) -> list[Reading]:
     """All of them, and one in each ratio mode, with their first tokens."""
     readings = [Reading(client, each.prompt, each.sampling) for each in asked]
-    readings += [Reading(client, asked[1].prompt, asked[1].sampling, mode) for mode in RATIOS]
+    readings += [Reading(client, asked[1].prompt, asked[1].sampling, acceptance=mode) for mode in RATIOS]
     for reading in readings:
         reading.wait_for_tokens(BEGUN)
     return readings
@@ -47,7 +47,7 @@ def begin(client: Client, asked: list[Asked]) -> list[Reading]:
 
 @pytest.mark.timeout(300)
 def test_streams_survive_a_killed_coordinator(stack: RunningStack) -> None:
-    asked = [*undisturbed(stack, COUNT)]
+    asked = [*undisturbed(stack.client, COUNT)]
     with both(stack) as coordinators, Client([one.address for one in coordinators]) as client:
         for one in coordinators:
             until(lambda one=one: ready(one), "both workers of a coordinator")

@@ -13,11 +13,9 @@ from paceline.client import Client, GenerationChunk, GenerationResult
 class Reading:
     """One stream, from its first chunk to its end."""
 
-    def __init__(
-        self, client: Client, prompt: str, sampling: Mapping[str, Any], acceptance: str = "coupled"
-    ) -> None:
+    def __init__(self, client: Client, prompt: str, sampling: Mapping[str, Any], **speculation: Any) -> None:
         self.chunks: list[GenerationChunk] = []
-        speculation = {"num_speculative_tokens": 4, "acceptance": acceptance}
+        speculation = {"num_speculative_tokens": 4, **speculation}
         self._stream = client.stream(prompt, dict(sampling), speculation=speculation, timeout=HANG)
         self._changed = threading.Condition()
         self._over = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.history import HistoryError, validate
@@ -43,14 +43,14 @@ SAMPLINGS: Sequence[Mapping[str, Any]] = (
 )
 
 
-def undisturbed(stack: RunningStack, count: int) -> Sequence[Asked]:
+def undisturbed(client: Client, count: int, **speculation: Any) -> Sequence[Asked]:
     """So many different requests, of each sampling by turns, and their answers."""
     common = {"max_tokens": LENGTH, "ignore_eos": True}
     requests = [
         (f"import os\n\n\ndef function_{i}(", {**common, **SAMPLINGS[i % 3], "seed": i}) for i in range(count)
     ]
     wholes = together(
-        [lambda r=r: stack.client.generate(*r, timeout=HANG) for r in requests],  # type: ignore[misc]
+        [lambda r=r: client.generate(*r, speculation=speculation, timeout=HANG) for r in requests],  # type: ignore[misc]
         at_once=16,
     )
     return [Asked(*request, whole) for request, whole in zip(requests, wholes, strict=True)]
@@ -94,7 +94,14 @@ def outcome(reading: Reading, asked: Asked) -> str:
         print(f"broken: {error}")
         told = str(error)
         return "doubled" if "again" in told or "twice" in told else "lost" if "gap" in told else "different"
-    whole, text = asked.whole, "".join(chunk.text for chunk in reading.chunks)
-    got = (result.token_ids, result.text, text, result.usage, *map(list, result.logprobs or ()))
-    same = got == (whole.token_ids, whole.text, whole.text, whole.usage, *map(list, whole.logprobs or ()))
-    return "sound" if same else "different"
+    text = "".join(chunk.text for chunk in reading.chunks)
+    if text == result.text and _content(result) == _content(asked.whole):
+        return "sound"
+    print(f"different: {text!r}, {_content(result)}, not {_content(asked.whole)}")
+    return "different"
+
+
+def _content(result: GenerationResult) -> tuple[Any, ...]:
+    """All but what depends on caches and other requests."""
+    usage = replace(result.usage, cached_prompt_tokens=0)
+    return result.token_ids, result.text, usage, *map(list, result.logprobs or ())
