@@ -1,7 +1,8 @@
 """The draft worker without sockets and threads: rounds in, proposals out.
 
 Each of the K steps is one step of the drafter over all drafting sequences, whatever step each one is at.
-Where no logits need Python between two tokens, the drafter draws all steps after the first by itself
+Where a sub-drafter has a guess, one step may draw several tokens (sampling/guesses.py). Elsewhere, if no
+logits need Python between two tokens, the drafter draws all steps after the first by itself
 (sampling/chains.py). After a full acceptance the state lacks the entry of dK, since the last draft token is
 never fed; the next round feeds it, because a feed is always everything of the ledger that the state lacks.
 
@@ -22,11 +23,13 @@ from draft_worker.lookahead.fanout import MAX_RANK
 from draft_worker.lookahead.lookahead import Lookahead
 from draft_worker.lookahead.prefill_ahead import PrefillAhead
 from draft_worker.sampling.chains import can_chain, chain_of, drawn_by
-from draft_worker.sampling.draw import Drawn, NoiseTape
+from draft_worker.sampling.draw import NoiseTape
+from draft_worker.sampling.guesses import Guesses, draw_guessed
 from draft_worker.sampling.partial_draft import PartialDraft
 from draft_worker.sampling.sampler import TokenSampler
+from draft_worker.sub_drafters import sub_drafter_of
 from paceline.core.clock import Clock, monotonic
-from paceline.core.config import DraftConfig
+from paceline.core.config import NO_SUB_DRAFTER, DraftConfig
 from paceline.core.errors import (
     InternalError,
     InvalidArgumentError,
@@ -64,6 +67,8 @@ class DraftInProgress:
     draft: PartialDraft
     job: Job
     """Its outstanding feed."""
+    guess: Sequence[int] = ()
+    """The last tokens of the feed, guessed to be drawn next."""
 
 
 class DraftEngine:
@@ -90,6 +95,7 @@ class DraftEngine:
         self._clock = clock
         self.observer = WorkerObserver() if observer is None else observer
         self._rounds: dict[str, DraftInProgress] = {}
+        self._guesses = Guesses(sub_drafter_of(config))
         num_others = MAX_RANK if config.lookahead_branches else 0
         self._sampler = TokenSampler(config, self._eos_token_ids, num_others)
         passes = self.observer.passes["ahead"]
@@ -191,7 +197,15 @@ class DraftEngine:
         prefill = self._prefill_ahead.remove(command.sequence_id)
         r = DraftInProgress(command, draft, Job(held, feed, rows=1, arrived=arrived, prefill=prefill))
         self._rounds[command.sequence_id] = r
-        return self._settle(r) if draft.complete else []
+        if draft.complete:
+            return self._settle(r)
+        self._feed(r, feed)
+        return []
+
+    def _feed(self, r: DraftInProgress, tokens: Sequence[int]) -> None:
+        """Feed a round's next tokens, the newest last, and what the sub-drafter guesses behind them."""
+        r.guess = self._guesses.after(r.command.sequence_id, r.draft)
+        r.job.feed_next([*tokens, *r.guess], rows=1 + len(r.guess))
 
     def step(self) -> list[DraftEvent]:
         """Continue the rounds in progress: whole chains, then one step. Without rounds, work ahead."""
@@ -211,7 +225,10 @@ class DraftEngine:
         return []
 
     def _draw_chains(self) -> list[DraftEvent]:
-        """Draw the rounds that the drafter can draw by itself; all others, and failed ones, go by steps."""
+        """Draw the rounds that the drafter can draw by itself; all others, and failed ones, go by steps.
+
+        One with a guess takes a step, which may draw as many tokens as a chain in the time of one.
+        """
         skills = self._drafter.skills.chains
         if skills is None:
             return []
@@ -220,7 +237,7 @@ class DraftEngine:
         rows_left = config.max_batch_tokens
         for r in self._rounds.values():
             short = r.job.remaining <= min(skills.max_feed, rows_left) and not r.job.begins
-            if short and can_chain(r.draft, skills, self._eos_token_ids):
+            if short and not r.guess and can_chain(r.draft, skills, self._eos_token_ids):
                 rounds.append(r)
                 rows_left -= r.job.remaining
         if not rounds:
@@ -250,7 +267,7 @@ class DraftEngine:
             if r.draft.complete:
                 events += self._settle(r)
             else:
-                r.job.feed_next([r.draft.newest], rows=1)
+                self._feed(r, [r.draft.newest])
         return events
 
     def _draw_step(self) -> list[DraftEvent]:
@@ -274,26 +291,34 @@ class DraftEngine:
         drawn = together_or_alone(
             rounds,
             result.logits,
-            [1] * len(rounds),
-            lambda some, rows: self._sampler.draw([r.draft for r in some], rows),
+            [r.job.rows for r in rounds],
+            lambda some, rows: draw_guessed(self._sampler, [(r.draft, r.guess) for r in some], rows),
             "drawing",
         )
         spent = self._clock() - begun
-        for r, token in zip(rounds, drawn, strict=True):
+        for r, tokens in zip(rounds, drawn, strict=True):
             r.job.compute += spent
-            if token is None:
+            if isinstance(tokens, PacelineError):
+                events += self._break_off(r.job, tokens)
+                continue
+            r.draft.drawn.extend(filter(None, tokens))
+            self._cut_to_draft(r)
+            if tokens[-1] is None:
                 r.job.held.found_broken()
-            if not isinstance(token, Drawn):
-                error = token or InternalError("the draft model's logits are not numbers")
+                error = InternalError("the draft model's logits are not numbers")
                 events += self._break_off(r.job, error)
                 continue
             r.job.held.found_sound()
-            r.draft.drawn.append(token)
             if r.draft.complete:
                 events += self._settle(r)
             else:
-                r.job.feed_next([token.token_id], rows=1)
+                self._feed(r, [r.draft.newest])
         return events
+
+    def _cut_to_draft(self, r: DraftInProgress) -> None:
+        """Drop entries that wrong guesses left. The draft's newest token has none."""
+        held = r.job.held
+        held.cut_to(min(held.num_computed_tokens, r.command.base_length + len(r.draft.drawn) - 1))
 
     def _settle(self, r: DraftInProgress, error: str = "") -> list[DraftEvent]:
         """Answer the round, unless its proposal is known, and look ahead of its verdict.
@@ -335,11 +360,11 @@ class DraftEngine:
         the others would have other distributions than the target is told.
         """
         r = self._rounds[job.sequence_id]
-        no_room = isinstance(error, ResourceExhaustedError)  # does not depend on any token
+        # Room depends on time, and time on no token unless a sub-drafter guesses.
+        no_room = isinstance(error, ResourceExhaustedError) and self._config.sub_drafter == NO_SUB_DRAFTER
         if r.draft.params.target_decides or not r.draft.drawn or no_room:
             return [self._fail(job, error)]
-        held = r.job.held
-        held.cut_to(min(held.num_computed_tokens, r.command.base_length + len(r.draft.drawn) - 1))
+        self._cut_to_draft(r)
         return self._settle(r, code_name(error))
 
     def _fail(self, job: Job, error: PacelineError) -> DraftEvent:
@@ -355,6 +380,7 @@ class DraftEngine:
     def _discard_work(self, sequence_id: str) -> None:
         """Forget what is in progress for a sequence."""
         self._rounds.pop(sequence_id, None)
+        self._guesses.forget(sequence_id)
         self._prefill_ahead.remove(sequence_id)
         self.lookahead.discard(sequence_id)
 

@@ -9,6 +9,7 @@ import grpc
 
 from draft_worker.drafters.registry import kind_of
 from draft_worker.engine import DraftEngine
+from draft_worker.sub_drafters import sub_drafter_of
 from paceline.core.clock import monotonic
 from paceline.core.config import DraftConfig
 from paceline.engine.loading.build import Built
@@ -55,6 +56,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
 
 def _load(config: DraftConfig) -> Built:
+    sub_drafter_of(config)  # an unknown one is refused before anything is loaded
     return kind_of(config).load(config)
 
 

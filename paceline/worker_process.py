@@ -20,7 +20,7 @@ import grpc
 
 from paceline.core import limits
 from paceline.core.clock import monotonic
-from paceline.core.config import DraftConfig, WorkerConfig
+from paceline.core.config import NO_SUB_DRAFTER, DraftConfig, WorkerConfig
 from paceline.core.errors import InternalError
 from paceline.core.security.secret import WorkerSecret, read_secret
 from paceline.core.system.exit import leave
@@ -173,8 +173,8 @@ class WorkerShell:
             num_parameters=built.num_parameters,
             weight_bytes=built.weight_bytes,
             local_socket=self._local.path if self._local is not None else "",
-            lookahead_branches=config.lookahead_branches if isinstance(config, DraftConfig) else 0,
             model_fingerprint=built.model_fingerprint,
+            **_of_draft(config),
         )
         if (plan := built.memory_plan) is not None:
             parts = {"weights": plan.weights, "cache": plan.cache, "recordings": plan.graphs}
@@ -233,6 +233,17 @@ def cache_info(pool: BlockPool | None, sequences: HeldSequences[Any]) -> common_
         prefix_cache_hits=index.hits if index is not None else 0,
         num_preemptions=sequences.num_preemptions,
     )
+
+
+def _of_draft(config: WorkerConfig) -> dict[str, Any]:
+    """Fields of a draft's description."""
+    if not isinstance(config, DraftConfig):
+        return {}
+    guessing = config.sub_drafter != NO_SUB_DRAFTER
+    return {
+        "lookahead_branches": config.lookahead_branches,
+        "sub_drafter": config.sub_drafter if guessing else "",
+    }
 
 
 def _for_device(config: ConfigT, device: str) -> ConfigT:

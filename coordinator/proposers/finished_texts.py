@@ -6,8 +6,8 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.proposers.occurrences import Occurrences
 from paceline.core import limits
+from paceline.predictors.occurrences import Occurrences
 
 BETWEEN = -1
 """Stands between two answers, so that no path leads from one into the next."""

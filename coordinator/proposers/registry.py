@@ -11,10 +11,11 @@ from coordinator.proposers.finished_texts import FinishedTexts
 from coordinator.proposers.grammar import GrammarSource
 from coordinator.proposers.interface import ContextSource
 from coordinator.proposers.ngram import NgramSource
-from coordinator.proposers.prompt_lookup import PromptLookup, TextIndex
+from coordinator.proposers.prompt_lookup import PromptLookup
 from coordinator.proposers.suffix import SuffixSettings, SuffixSource
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
+from paceline.predictors.copying import TextIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

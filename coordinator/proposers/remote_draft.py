@@ -28,6 +28,8 @@ class RemoteDraft(WorkerView):
     """Number of ledger tokens that the worker is known to have read."""
     retried: bool = False
     """True if the current round was already sent again."""
+    sub_drafted: bool = False
+    """The worker has a sub-drafter, so the time of its proposals depends on what is drawn."""
     failures: int = 0
     paused_until: int = 0
 

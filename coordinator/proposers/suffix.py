@@ -18,7 +18,7 @@ from typing import Final
 
 from coordinator.proposers.finished_texts import FinishedTexts
 from coordinator.proposers.interface import ContextSource, Guess
-from coordinator.proposers.occurrences import Occurrences, agreement
+from paceline.predictors.occurrences import Occurrences, agreement
 
 NAME: Final = "suffix"
 

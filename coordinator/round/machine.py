@@ -6,6 +6,7 @@ in which nothing fails. This module maps events to steps and handles failures:
 | event | reaction of the sequence |
 |---|---|
 | the draft worker fails, hangs or is gone | the round goes on with an empty proposal |
+| a proposal is late whose time depends on its tokens, in ratio modes | the draft is asked again |
 | the target worker is gone | STALLED until a target is ready; then it is reopened, epoch + 1 |
 | that happens `MAX_LOSSES` times in one round | the sequence fails, because its round may crash targets |
 | the target worker is late but answers others | the round is sent again, or goes to another target worker |
@@ -186,7 +187,7 @@ class RoundMachine:
             return []
         match state.phase:
             case Phase.DRAFTING:
-                return self.steps.go_on_without_draft(now)
+                return self.steps.on_late_draft(now)
             case Phase.VERIFYING:
                 return [TargetHangs()]
             case _:

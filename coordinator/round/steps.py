@@ -65,14 +65,31 @@ class Steps:
     def ask_draft(self, now: float) -> list[Action]:
         """Ask the draft for a proposal, and set the deadline for its answer."""
         state = self.state
-        draft, present = state.draft, state.present
-        present.num_unread = draft.unread(state.ledger)
+        present = state.present
+        present.num_unread = state.draft.unread(state.ledger)
         state.planner.policy.on_draft_request(present.num_unread)
-        state.phase, state.deadline, draft.sent_at = Phase.DRAFTING, now + state.deadlines.draft, now
-        return [
-            ToDraft(command)
-            for command in draft.ask(state.ledger, state.params_of_draft, present.number, present.num_wanted)
-        ]
+        state.phase, state.draft.sent_at = Phase.DRAFTING, now
+        return self._send_to_draft(now)
+
+    def _send_to_draft(self, now: float) -> list[Action]:
+        state = self.state
+        state.deadline = now + state.deadlines.draft
+        present, params = state.present, state.params_of_draft
+        asked = state.draft.ask(state.ledger, params, present.number, present.num_wanted)
+        return [ToDraft(command) for command in asked]
+
+    def on_late_draft(self, now: float) -> list[Action]:
+        """The draft's answer is late: go on without it, or wait on where that would change the distribution.
+
+        With a sub-drafter, a proposal's time depends on the tokens that are drawn. If late ones were left
+        out, the others would not be draws from the q that the target is told. So where the target judges by
+        q, the same round is sent again, in case the worker has lost it; only the loss of the worker ends the
+        wait.
+        """
+        state = self.state
+        if state.draft.sub_drafted and not state.params_of_draft.target_decides:
+            return self._send_to_draft(now)
+        return self.go_on_without_draft(now)
 
     def on_proposal(self, event: DraftProposal, now: float) -> list[Action]:
         """Step 2: send the draft's proposal to the target."""

@@ -45,6 +45,7 @@ from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InternalError, PacelineError, UnavailableError
 from paceline.core.messages import PromptLogprobs, RoundVerdict, SequenceFailed
 from paceline.telemetry.logs import fields
+from paceline.v1 import common_pb2
 
 log = logging.getLogger(__name__)
 
@@ -281,7 +282,9 @@ class Dispatcher:
         if running.draft is None and wants_draft and (draft := self._free_draft()) is not None:
             running.draft = draft
             draft.load += 1
-            running.state.planner.draft_max_len = draft.known.max_model_len if draft.known is not None else 0
+            known = draft.known or common_pb2.WorkerInfo()
+            running.state.planner.draft_max_len = known.max_model_len
+            running.state.draft.sub_drafted = bool(known.sub_drafter)
             self._handle(running, Signal.DRAFT_READY)
         if running.target is None and self._suspects.holds_back(running):
             self._try_suspects()

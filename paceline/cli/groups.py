@@ -19,8 +19,8 @@ GROUPS: Final = {
     ),
     "Speculation": (
         "num_speculative_tokens max_num_speculative_tokens num_speculative_tokens_per_batch_size "
-        "acceptance drafter corpus lookahead_branches lookahead_sequences pre_verify sources prompt_lookup "
-        "prompt_lookup_min prompt_lookup_max suffix_max_tree_depth suffix_max_spec_factor "
+        "acceptance drafter corpus sub_drafter lookahead_branches lookahead_sequences pre_verify sources "
+        "prompt_lookup prompt_lookup_min prompt_lookup_max suffix_max_tree_depth suffix_max_spec_factor "
         "suffix_min_token_prob suffix_cached_requests"
     ),
     "Memory": (

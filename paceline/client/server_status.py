@@ -106,8 +106,11 @@ class WorkerInfo:
     memory: MemoryInfo | None = None
     """None without a GPU."""
     lookahead_branches: int = 0
-    model_fingerprint: str = ""
     """Outcomes that a draft drafts ahead for; 0 waits for each verdict."""
+    sub_drafter: str = ""
+    """What guesses a draft's tokens; empty without."""
+    model_fingerprint: str = ""
+    """Distinguishes models by their weights; empty without any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ ATTENTION_BACKENDS = ("auto", "varlen", "gathered")
 LOG_FORMATS = ("text", "json")
 MODEL_DRAFTER = "model"
 """The drafter that is the model; all others need its tokenizer only."""
+NO_SUB_DRAFTER = "none"
 NO_GENERATION_CONFIG = "none"
 GENERATION_CONFIGS = ("auto", NO_GENERATION_CONFIG)
 HAS_LOCAL_SOCKETS = hasattr(socket, "AF_UNIX")
@@ -206,6 +207,9 @@ class DraftConfig(WorkerConfig):
     """How tokens are proposed: `model` uses the model itself, other drafters only its tokenizer."""
     corpus: str = ""
     """A text file that the drafters unigram and bigram count; empty takes an embedded text."""
+    sub_drafter: str = NO_SUB_DRAFTER
+    """What guesses the draft's tokens from the text, for the draft to check in one pass: `ngram`,
+    `prompt-lookup`, or `none`."""
     support_mass: float = 0.995
     """Share of the draft's probability that a proposal's sparse distribution holds."""
     support_bound: int = limits.MAX_SUPPORT

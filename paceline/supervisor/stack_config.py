@@ -42,7 +42,7 @@ _SHARED = (
 """Fields of both workers' WorkerConfig."""
 _ALONE: Final = {"handover_timeout": 0.0}
 """A stack has one worker of each role: nobody could take its sequences."""
-_DRAFT_ONLY = ("drafter", "corpus", "support_mass", "support_bound")
+_DRAFT_ONLY = ("drafter", "corpus", "sub_drafter", "support_mass", "support_bound")
 """Fields of DraftConfig."""
 _COORDINATOR = (
     "model_name",
@@ -83,7 +83,7 @@ _COORDINATOR = (
 )
 """Fields of CoordinatorConfig."""
 
-_DRAFT_PREFIXES = ("draft", "corpus", "lookahead_", "support_")
+_DRAFT_PREFIXES = ("draft", "corpus", "lookahead_", "sub_drafter", "support_")
 """Prefixes of StackConfig's fields that require a draft worker, except `draft_model`."""
 
 _ONE_GPU: Final = 0.85

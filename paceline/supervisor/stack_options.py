@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core import limits
-from paceline.core.config import MODEL_DRAFTER
+from paceline.core.config import MODEL_DRAFTER, NO_SUB_DRAFTER
 from paceline.core.types import AcceptanceMode
 from paceline.core.validation import AUTO, DraftTokens
 
@@ -90,6 +90,9 @@ class StackOptions:
     `random` and `stacked:a+b` need no model."""
     corpus: str = ""
     """A text file that the drafters unigram and bigram count; empty takes an embedded text."""
+    sub_drafter: str = NO_SUB_DRAFTER
+    """What guesses the draft's tokens from the text, for the draft to check in one pass: `ngram`,
+    `prompt-lookup`, or `none`."""
     lookahead_branches: int | None = None
     """Outcomes to draft for while a verification runs; 0 waits for the verdict. The default is the draft
     worker's if each model has a core, else 0."""

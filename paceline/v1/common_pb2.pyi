@@ -656,6 +656,7 @@ class WorkerInfo(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     LOOKAHEAD_BRANCHES_FIELD_NUMBER: _builtins.int
+    SUB_DRAFTER_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     role: _builtins.str
@@ -680,6 +681,10 @@ class WorkerInfo(_message.Message):
     """
     lookahead_branches: _builtins.int
     """Of a draft: outcomes that it drafts ahead for; 0 waits for each verdict."""
+    sub_drafter: _builtins.str
+    """Of a draft: what guesses the tokens that it draws; empty without. The time of a proposal then depends on
+    what is drawn: a coordinator leaves out no late one where the target judges by ratios.
+    """
     model_fingerprint: _builtins.str
     """Distinguishes models by their weights; empty without any."""
     @_builtins.property
@@ -711,11 +716,12 @@ class WorkerInfo(_message.Message):
         weight_bytes: _builtins.int = ...,
         memory: Global___MemoryInfo | None = ...,
         lookahead_branches: _builtins.int = ...,
+        sub_drafter: _builtins.str = ...,
         model_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "local_socket", b"local_socket", "lookahead_branches", b"lookahead_branches", "max_model_len", b"max_model_len", "max_speculative_tokens", b"max_speculative_tokens", "memory", b"memory", "model", b"model", "model_fingerprint", b"model_fingerprint", "num_parameters", b"num_parameters", "process_id", b"process_id", "protocol_version", b"protocol_version", "role", b"role", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "local_socket", b"local_socket", "lookahead_branches", b"lookahead_branches", "max_model_len", b"max_model_len", "max_speculative_tokens", b"max_speculative_tokens", "memory", b"memory", "model", b"model", "model_fingerprint", b"model_fingerprint", "num_parameters", b"num_parameters", "process_id", b"process_id", "protocol_version", b"protocol_version", "role", b"role", "sub_drafter", b"sub_drafter", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

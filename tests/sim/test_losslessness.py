@@ -21,6 +21,7 @@ from harness.tiers import mostly_full
 from coordinator.round.steps import Steps
 from coordinator.sequence.round_record import PROMPT_LOOKUP
 from coordinator.sequence.stats import SpeculationStats
+from paceline.core.config import NO_SUB_DRAFTER
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SparseDistribution
 from paceline.core.validation import AUTO, DraftTokens
 from paceline.decoding import sparse_acceptance
@@ -41,6 +42,8 @@ TOGETHER = 3
 """Tokens whose joint distribution is looked at: more would leave too few of each outcome."""
 N = 1600
 LEVEL = 1e-4
+STEP = 0.0096
+"""Seconds of a slow draft's step: one is in time for a round, two are late."""
 ARRIVALS = 0.1
 """Seconds over which the requests arrive."""
 
@@ -72,7 +75,9 @@ def simulate(
     k: DraftTokens = K,
     sources: tuple[str, ...] = (),
     draft_changes: Mapping[str, Any] | None = None,
+    sub_drafter: str = NO_SUB_DRAFTER,
 ) -> World:
+    guessing = sub_drafter != NO_SUB_DRAFTER
     events = [(ARRIVALS / 2, "draft gone")] if faults == "dies" else []
     if sources:
         events = [(0.0, "draft gone")]
@@ -86,9 +91,12 @@ def simulate(
         max_running=n,
         batch=4000,
         checks=False,
-        faults=Faults(events=events),
+        faults=Faults(events=events, slowest=0.0004 if guessing else 0.002),
+        sub_drafter=sub_drafter,
     )
     world.target_slowness = 1.0
+    if guessing:
+        world.draft_step = STEP, STEP
     if faults == "content":
         # Proposals are lost depending on what was drawn: the worst a faulty draft can do.
         world.drafts[0].worker.runner.crash_on = lambda ids: RuntimeError() if ids == [0] else None
@@ -97,7 +105,7 @@ def simulate(
         world.submit(
             Request(
                 f"s{i}",
-                PAIRS if sources else PROMPT,
+                PAIRS if sources or guessing else PROMPT,
                 sampling,
                 mode,
                 k=k,
@@ -185,6 +193,24 @@ def test_the_drafts_own_sampling_keeps_the_distribution(mode: AcceptanceMode, ch
     world = simulate(mode, first_seed=110_000, draft_changes=changes)
     check_speculation(world)
     assert p_value(world) > LEVEL
+
+
+@pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
+def test_late_hierarchical_drafts_keep_the_distribution(mode: AcceptanceMode) -> None:
+    """How long a proposal takes depends on its tokens, and none is left out for being late."""
+    world = simulate(mode, first_seed=130_000, sub_drafter="ngram")
+    check_speculation(world)
+    assert all(client.running.state.draft.failures == 0 for client in world.clients if client.running)
+    assert p_value(world) > LEVEL
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
+def test_leaving_out_late_hierarchical_drafts_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, mode: AcceptanceMode
+) -> None:
+    monkeypatch.setattr(Steps, "on_late_draft", Steps.go_on_without_draft)
+    assert p_value(simulate(mode, n=2500, first_seed=130_000, sub_drafter="ngram")) < LEVEL
 
 
 @pytest.mark.planted

@@ -33,7 +33,7 @@ from coordinator.speculation.policy import FixedLength, GoodputPolicy
 from draft_worker.engine import DraftEngine
 from paceline.core import limits
 from paceline.core.clock import ManualClock
-from paceline.core.config import DraftConfig, TargetConfig
+from paceline.core.config import NO_SUB_DRAFTER, DraftConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.messages import DraftRound, RoundVerdict, SequenceFailed, VerifyAhead, VerifyRound
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
@@ -48,6 +48,8 @@ from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine, targ
 
 TICK = 0.005
 """Seconds between two sweeps of the deadlines."""
+STEP = (0.0002, 0.002)
+"""Least and most seconds of a worker's step; a target's are multiplied by its slowness."""
 DEADLINES = Deadlines(draft=0.02, target=0.1, recovery=5.0)
 MAX_K = 6
 """The most draft tokens where the policy chooses."""
@@ -144,7 +146,8 @@ class SimWorker:
         bounds = {"max_sequences": self.max_sequences, "max_batch_tokens": self.world.batch}
         if self.role == "target":
             return target_config(**bounds)
-        return draft_config(**bounds, lookahead_branches=0 if self.world.seed % 8 == 3 else 24)
+        branches = 0 if self.world.seed % 8 == 3 else 24
+        return draft_config(**bounds, lookahead_branches=branches, sub_drafter=self.world.sub_drafter)
 
     def wake(self) -> None:
         if not self.stepping:
@@ -161,8 +164,9 @@ class SimWorker:
         if engine is not self.engine or self._hangs(self._begin, engine):
             return
         engine.take_up()
-        slowness = self.world.target_slowness if self.role == "target" else 1.0
-        self.world.after(slowness * self.world.rng.uniform(0.0002, 0.002), self._end, engine)
+        world = self.world
+        slowness, step = (world.target_slowness, STEP) if self.role == "target" else (1.0, world.draft_step)
+        world.after(slowness * world.rng.uniform(*step), self._end, engine)
 
     def _end(self, engine: SteppedEngine) -> None:
         if engine is not self.engine or self._hangs(self._end, engine):
@@ -238,7 +242,8 @@ class SimLink:
         self.name = self.address = name
         self.role = worker.role
         self.load = 0
-        self.known = SimpleNamespace(max_model_len=worker.max_model_len)
+        sub_drafter = "" if world.sub_drafter == NO_SUB_DRAFTER else world.sub_drafter
+        self.known = SimpleNamespace(max_model_len=worker.max_model_len, sub_drafter=sub_drafter)
         self.stream: SimStream | None = None
         self.outbox: list[Any] = []
         self.gone_for_good = False
@@ -424,6 +429,7 @@ class World:
         draft_max_len: int = 64,
         batch: int = 40,
         checks: bool = True,
+        sub_drafter: str | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
@@ -441,6 +447,9 @@ class World:
         self.dispatcher = CheckedDispatcher(max_running, max_waiting, self.clock)
         self.batch = batch
         self.checks = checks
+        self.sub_drafter = sub_drafter or ("ngram" if seed % 3 == 2 else NO_SUB_DRAFTER)
+        """Of the drafts; one world in three has one unless told otherwise."""
+        self.draft_step = STEP
         self.verdicts_checked = 0
         self.went_on = 0
         """Rounds that a target began by itself."""

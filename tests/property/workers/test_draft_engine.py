@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
@@ -27,10 +28,12 @@ class DraftEngineMachine(EngineMachine):
     """Up to four sequences on one draft engine."""
 
     model = MODEL
+    sub_drafter = "none"
 
     def engine(self) -> Any:
         lengths = {"vocabulary_size": VOCAB, "max_model_len": 300}
-        return draft_engine(self.runner, CONFIG, **lengths, eos_token_ids=EOS, clock=ManualClock())
+        config = replace(CONFIG, sub_drafter=self.sub_drafter)
+        return draft_engine(self.runner, config, **lengths, eos_token_ids=EOS, clock=ManualClock())
 
     def command(self, of: Sequence, k: int, tail: int | None = None) -> DraftRound:
         of.round += 1
@@ -167,3 +170,20 @@ class ChainingMachine(DraftEngineMachine):
 
 def test_chains_keep_the_same_cache_invariant() -> None:
     run_machine(ChainingMachine, settings=SETTINGS)
+
+
+class GuessingMachine(DraftEngineMachine):
+    """Its draft checks what a sub-drafter guesses, and draws the same tokens."""
+
+    sub_drafter = "ngram"
+
+
+class GuessingChainsMachine(ChainingMachine):
+    """Draws chains where there is no guess."""
+
+    sub_drafter = "prompt-lookup"
+
+
+@pytest.mark.parametrize("machine", [GuessingMachine, GuessingChainsMachine])
+def test_a_sub_drafter_changes_no_token(machine: type[DraftEngineMachine]) -> None:
+    run_machine(machine, settings=SETTINGS)

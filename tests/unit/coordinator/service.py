@@ -31,7 +31,7 @@ class FakeLink:
         self.ready = ready
         self.load = 0
         self.draining = False
-        self.known = SimpleNamespace(max_model_len=max_model_len)
+        self.known = SimpleNamespace(max_model_len=max_model_len, sub_drafter="")
         self.sent: list[Any] = []
         self.flushed = 0
         self.hung_up = 0

@@ -55,7 +55,7 @@ each_file = pytest.mark.parametrize("name", NAMES)
 
 
 def test_the_contract_has_its_files() -> None:
-    names = "common", "draft", "generation", "profile", "target"
+    names = "admin", "common", "draft", "fleet", "generation", "target"
     assert [f"paceline/v1/{name}.proto" for name in names] == NAMES
 
 

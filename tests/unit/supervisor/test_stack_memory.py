@@ -138,6 +138,7 @@ def test_auto_means_the_first_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"draft_model": None, "draft_num_blocks": 3}, "draft_num_blocks"),
         ({"draft_model": None, "drafter": "ngram"}, "drafter"),
         ({"draft_model": None, "corpus": "text"}, "corpus"),
+        ({"draft_model": None, "sub_drafter": "ngram"}, "sub_drafter"),
     ],
 )
 def test_contradictory_settings_are_refused(values: dict[str, Any], field: str) -> None:

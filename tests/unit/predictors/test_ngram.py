@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from coordinator.proposers.ngram import NgramPredictor, NgramSource
+from paceline.predictors import ngram
+from paceline.predictors.ngram import NgramPredictor
 
 THE, CAT, SAT, ON, MAT, STOP, DOWN, AND, RUG = range(9)
 
@@ -59,7 +60,6 @@ def test_an_unknown_last_token_has_no_draft() -> None:
     predictor = trained([THE, CAT, SAT])
     predictor.update(RUG)
     assert predictor.predict(4) == ([], 0)
-    assert NgramSource().guess([THE, CAT, RUG], 4) is None
 
 
 def test_a_rejected_draft_continues_from_its_correction() -> None:
@@ -116,8 +116,18 @@ def test_tables_are_those_of_counting() -> None:
 
 
 def test_a_prompt_is_counted_once() -> None:
-    source = NgramSource()
+    predictor = NgramPredictor()
     text = [THE, CAT, SAT, THE, CAT, ON, THE]
     for _ in range(3):
-        assert source.guess(text, 1) is not None
-    assert source._predictor.tables[0][(THE,)].most == 2
+        predictor.take_in(text)
+        assert predictor.predict(1) == ([CAT], 1)
+    assert predictor.tables[0][(THE,)].most == 2
+
+
+def test_a_long_prompt_is_counted_within_its_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "REACH", 4)
+    predictor = NgramPredictor()
+    predictor.take_in([THE, CAT, SAT, ON, DOWN, THE])
+    assert predictor.predict(1) == ([], 0)
+    predictor.take_in([THE, CAT, SAT, ON, DOWN, THE, RUG, THE])
+    assert predictor.predict(1) == ([RUG], 1)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.proposers import occurrences
-from coordinator.proposers.prompt_lookup import CANDIDATES, Match, TextIndex, copied
+from paceline.predictors import occurrences
+from paceline.predictors.copying import CANDIDATES, Match, TextIndex, copied
 
 LONGEST = 16
 
@@ -40,6 +40,20 @@ def test_the_newest_longest_match_is_found(alphabet: int, most: int) -> None:
     while len(tokens) < 150:
         tokens.extend(rng.choices(range(alphabet), k=rng.randint(1, most)))
         assert index.find(tokens) == longest(tokens)
+
+
+def test_tentative_tokens_are_matched_and_not_indexed() -> None:
+    """The same matches as in an index of the committed tokens alone, whatever was tentative before."""
+    rng = random.Random(5)
+    tokens: list[int] = []
+    index = TextIndex()
+    while len(tokens) < 120:
+        tokens.extend(rng.choices(range(3), k=rng.randint(1, 4)))
+        for count in (0, 3, 1, 0):
+            text = [*tokens, *rng.choices(range(3), k=count)]
+            ends = [e for e in range(len(text) - 2, 0, -1) if agreement(text, e) >= 2 and e < len(tokens)]
+            best = max(ends[:CANDIDATES], key=lambda e: (agreement(text, e), e), default=None)
+            assert index.find(text, count) == (best and Match(agreement(text, best), best + 1))
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 4), (3, 3), (4, 8)])
