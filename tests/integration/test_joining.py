@@ -93,3 +93,11 @@ def test_a_joined_target_of_another_model_is_refused(joinable: Joinable, model: 
         result = joinable.own.client.generate([5, 6, 7], {"max_tokens": 3}, timeout=HANG)
         assert len(result.token_ids) == 3
     joinable.until(worker, None)
+
+
+def test_a_joined_draft_of_another_tokenizer_is_refused(joinable: Joinable, tiny_pair: Pair) -> None:
+    with own_worker("draft", tiny_pair.draft, join=(joinable.port,)) as worker:
+        joinable.until(worker, WorkerState.REFUSED)
+        (status,) = [w for w in joinable.own.client.status().workers if w.address == worker]
+        assert "vocabulary_size is 257 for draft" in status.reason
+    joinable.until(worker, None)
