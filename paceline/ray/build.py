@@ -14,6 +14,7 @@ from paceline.ray.coordinator import LEFT_OUT_SECONDS, CoordinatorReplica
 from paceline.ray.resources import Reservation, complaint
 from paceline.ray.router import PATH
 from paceline.ray.worker import DraftWorker, TargetWorker
+from paceline.supervisor.children import STOP_MARGIN
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ MAX_ONGOING_REQUESTS = 1000
 """Proxied requests of a coordinator, which has bounds of its own. Serve's default is 5."""
 DRAIN_MARGIN = 15.0
 """Seconds that Serve gives a coordinator beyond its own drain, before it kills the replica."""
+WORKER_MARGIN = STOP_MARGIN + 5.0
+"""Seconds that Serve gives a worker beyond its handover: the replica kills it first, if it must."""
 
 
 # Serve needs the annotation as a class, so this module must not postpone annotations.
@@ -33,12 +36,16 @@ def build_app(args: AppArgs) -> Any:
     Logs a warning if no node of the cluster has room for a replica.
     """
     routed = {"request_router_config": RequestRouterConfig(request_router_class=PATH)}
-    workers = {
-        role: _deployment(WORKERS[role], tier, graceful_shutdown_wait_loop_s=0.1, **routed).bind(
-            tier.settings
+    workers = {}
+    for role, tier in args.workers.items():
+        worker = _deployment(
+            WORKERS[role],
+            tier,
+            graceful_shutdown_wait_loop_s=0.1,
+            graceful_shutdown_timeout_s=tier.handover_timeout + WORKER_MARGIN,
+            **routed,
         )
-        for role, tier in args.workers.items()
-    }
+        workers[role] = worker.bind(tier.settings)
     coordinator = _deployment(
         serve.ingress()(CoordinatorReplica),
         args.coordinator,

@@ -78,15 +78,17 @@ def _tier(name: str, config: type[Any], without: frozenset[str], **defaults: Any
 
 if TYPE_CHECKING:  # the fields used here
 
-    class TargetTier(Tier):
+    class WorkerTier(Tier):
+        """A tier of workers."""
+
+        model: str
+        handover_timeout: float = 5.0
+
+    class TargetTier(WorkerTier):
         """The tier of target workers."""
 
-        model: str
-
-    class DraftTier(Tier):
+    class DraftTier(WorkerTier):
         """The tier of draft workers."""
-
-        model: str
 
     class CoordinatorTier(Tier):
         """The tier of coordinators."""
@@ -121,7 +123,7 @@ class AppArgs(BaseModel):
         return self
 
     @property
-    def workers(self) -> dict[str, Tier]:
+    def workers(self) -> dict[str, WorkerTier]:
         """The tiers of workers by role."""
         return {"target": self.target, **({} if self.draft is None else {"draft": self.draft})}
 

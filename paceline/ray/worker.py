@@ -22,7 +22,7 @@ from paceline.rpc.security.auth import PeerRole
 from paceline.rpc.security.credentials import open_aio_channel
 from paceline.rpc.server.server import CHANNEL_OPTIONS
 from paceline.supervisor.arguments import arguments
-from paceline.supervisor.children import STOP_TIMEOUT
+from paceline.supervisor.children import STOP_MARGIN
 from paceline.supervisor.stack import PROGRAM
 
 ANSWER_SECONDS = 5.0
@@ -42,6 +42,8 @@ class Worker:
         config = for_resources(config, ray.get_runtime_context().get_assigned_resources())
         command = (*PROGRAM, f"{self.role}-worker", *arguments(config))
         self._child = Child(self.role, command)
+        self._stop_seconds = config.handover_timeout + STOP_MARGIN
+        self._is_open = config.tls is None
         address = self._child.wait_for_address()
         secret = read_secret(config.worker_secret_file)
         self._metadata = () if secret is None else secret.metadata
@@ -71,7 +73,12 @@ class Worker:
             raise RuntimeError(f"the engine of the {self.role} worker makes no progress")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Load and use of the cache, for `paceline.ray.scaling`."""
+        """Load and use of the cache, for `paceline.ray.scaling`.
+
+        With TLS a worker tells coordinators alone, so there are none.
+        """
+        if not self._is_open:
+            return {}
         info = await PROTOCOLS[self.role].info(self._channel, ANSWER_SECONDS, self._metadata)
         cache = info.cache
         used = (cache.total_blocks - cache.free_blocks) / cache.total_blocks if cache.total_blocks else 0.0
@@ -81,7 +88,7 @@ class Worker:
         """Serve awaits it before it ends the replica: the worker drains."""
         if hasattr(self, "_channel"):
             await self._channel.close()
-            await asyncio.to_thread(self._child.stop, STOP_TIMEOUT)
+            await asyncio.to_thread(self._child.stop, self._stop_seconds)
 
 
 class TargetWorker(Worker):

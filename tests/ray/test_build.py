@@ -46,6 +46,9 @@ def test_there_are_three_deployments(deployments: Deployments) -> None:
     assert all(each._deployment_config.max_surge_percent == 100 for each in built.values())
     assert built["Coordinator"].max_ongoing_requests == 1000
     assert built["Coordinator"]._deployment_config.graceful_shutdown_timeout_s > 10
+    slow = deployments(target={"model": "m", "handover_timeout": 100}, coordinator={"drain_timeout": 200})
+    assert slow["TargetWorker"]._deployment_config.graceful_shutdown_timeout_s > 100
+    assert slow["Coordinator"]._deployment_config.graceful_shutdown_timeout_s > 200
     assert deployments(draft=None).keys() == {"TargetWorker", "Coordinator"}
 
 

@@ -11,7 +11,8 @@ from coordinator.workers.directory.static import StaticDirectory
 from paceline.core.validation import host_and_port
 
 DIRECTORIES: Final[dict[str, Callable[[str, str], WorkerDirectory]]] = {"dns": DnsDirectory}
-"""Each makes a directory from a role and what follows the scheme. Raises InvalidArgumentError."""
+"""Each makes a directory from a role and what follows the scheme. Raises InvalidArgumentError. A replica of
+`paceline.ray` adds its own."""
 
 
 def open_directories(targets: Iterable[str], drafts: Iterable[str]) -> list[WorkerDirectory]:
