@@ -99,6 +99,8 @@ class Coordinator:
         """Set each time `serving` may have changed."""
         self.draining = False
         """True once the coordinator is stopping: it then refuses new requests."""
+        self.coordinators: Sequence[str] = ()
+        """host:port of all coordinators of this service, for clients; empty where they are not known."""
         self.joined = None if config.join_port is None else JoinedDirectory()
         """The workers that join by themselves; None unless configured."""
         self.fleet = self._make_fleet(secret)

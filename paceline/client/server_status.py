@@ -154,6 +154,9 @@ class CoordinatorStatus:
     """Context sources that may propose draft tokens for requests that do not name any."""
     warnings: tuple[str, ...] = ()
     """Settings that reduce drafting."""
+    coordinators: tuple[str, ...] = ()
+    """Addresses of all coordinators of this service, for a `Client` of them; empty where they are not
+    known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Child:
         """Block until the process is ready. Raises RuntimeError with its last words if it ends before."""
         self._announced.wait()
         if not self.address:
-            raise RuntimeError(f"the {self._role} worker {self.last_words()}")
+            raise RuntimeError(f"{self._role} worker: {self.last_words()}")
         return self.address
 
     def last_words(self) -> str:

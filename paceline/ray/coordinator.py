@@ -21,7 +21,7 @@ from coordinator.workers.directory.registry import DIRECTORIES
 from paceline.core.errors import InternalError
 from paceline.core.system import descriptors
 from paceline.ray.config import coordinator_config
-from paceline.ray.directory import SCHEME, ServeDirectory, left_out, start_router
+from paceline.ray.directory import SCHEME, ServeDirectory, left_out
 from paceline.ray.proxied import UNARY, ProxiedService
 from paceline.ray.scaling import LOAD
 from paceline.rpc.server.server import tune_interpreter
@@ -59,7 +59,7 @@ class CoordinatorReplica:
         await ready.wait()
         await self.check_health()
         tune_interpreter()
-        self._leaving = asyncio.create_task(self._leave())
+        self._tasks = [asyncio.create_task(self._leave()), asyncio.create_task(self._know_others())]
 
     def __serve_build_asgi_app__(self) -> Any:
         """The OpenAI-compatible HTTP API."""
@@ -94,15 +94,20 @@ class CoordinatorReplica:
         """Stop as soon as Serve stops this replica, so that long streams end in order and go on elsewhere."""
         context = serve.get_replica_context()
         own = context.app_name, context.deployment
-        router = start_router(own)
         await left_out(own, context.replica_id.unique_id, LEFT_OUT_SECONDS)
-        del router
         self._serving.server.request_stop()
+
+    async def _know_others(self) -> None:
+        """Tell clients where all coordinators are."""
+        context = serve.get_replica_context()
+        directory = ServeDirectory("coordinator", f"{context.app_name}/{context.deployment}")
+        async for members in directory.watch():
+            self._serving.coordinator.coordinators = [member.address for member in members]
 
     async def __del__(self) -> None:
         """Serve awaits it before it ends the replica."""
-        if hasattr(self, "_leaving"):
-            self._leaving.cancel()
+        for task in getattr(self, "_tasks", ()):
+            task.cancel()
         if hasattr(self, "_running"):
             self._serving.server.request_stop()
             await asyncio.wait([self._running])

@@ -59,7 +59,7 @@ class Worker:
     async def check_health(self) -> None:
         """Raises RuntimeError unless the worker answers and its engine makes progress."""
         if not self._child.running:
-            raise RuntimeError(f"the {self.role} worker {self._child.last_words()}")
+            raise RuntimeError(f"{self.role} worker: {self._child.last_words()}")
         ask = self._channel.unary_unary(
             _HEALTH,
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
@@ -68,9 +68,9 @@ class Worker:
         try:
             answer = await ask(health_pb2.HealthCheckRequest(), timeout=ANSWER_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise RuntimeError(f"the {self.role} worker does not answer: {error.code().name}") from None
+            raise RuntimeError(f"{self.role} worker: does not answer: {error.code().name}") from None
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
-            raise RuntimeError(f"the engine of the {self.role} worker makes no progress")
+            raise RuntimeError(f"{self.role} worker: its engine makes no progress")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Load and use of the cache, for `paceline.ray.scaling`.

@@ -975,6 +975,7 @@ class CoordinatorStatus(_message.Message):
     PROMPT_LOOKUP_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    COORDINATORS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     process_id: _builtins.int
     running: _builtins.int
@@ -1006,6 +1007,10 @@ class CoordinatorStatus(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What is set up so that less is drafted than could be, each in a sentence."""
 
+    @_builtins.property
+    def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """gRPC addresses of all coordinators of this service, this one included. Empty where they are not known."""
+
     def __init__(
         self,
         *,
@@ -1024,10 +1029,11 @@ class CoordinatorStatus(_message.Message):
         prompt_lookup: _builtins.bool = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        coordinators: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "prompt_lookup", b"prompt_lookup", "running", b"running", "sources", b"sources", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "coordinators", b"coordinators", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "prompt_lookup", b"prompt_lookup", "running", b"running", "sources", b"sources", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,5 +70,5 @@ async def test_a_worker_with_certificates_is_healthy(tmp_path: Path) -> None:
 def test_a_worker_that_cannot_start_says_why() -> None:
     from paceline.ray.worker import DraftWorker
 
-    with pytest.raises(RuntimeError, match="the draft worker model: "):
+    with pytest.raises(RuntimeError, match="draft worker: --model: /no/such/folder"):
         DraftWorker({"model": "/no/such/folder"})

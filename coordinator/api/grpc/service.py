@@ -193,6 +193,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             num_preemptions=dispatcher.num_preemptions,
             http_address=self._http.address if self._http is not None else "",
             warnings=coordinator.warnings,
+            coordinators=coordinator.coordinators,
         )
         workers = await asyncio.gather(*(_worker(link) for link in coordinator.links))
         return pb.GetStatusResponse(coordinator=status, workers=workers)

@@ -125,13 +125,14 @@ def _summary(answer: ServerStatus, scheme: str) -> str:
     mine = answer.coordinator
     mode = mine.acceptance_mode.value if mine.acceptance_mode else "unknown"
     http = f"\nHTTP at {scheme}://{mine.http_address}/v1" if mine.http_address else ""
+    others = f"\ncoordinators {', '.join(mine.coordinators)}" if mine.coordinators else ""
     warnings = "".join(f"\nwarning: {warning}" for warning in mine.warnings)
     return (
         f"K = {mine.num_speculative_tokens}, acceptance {mode}, "
         f"sources {', '.join(('draft', *mine.sources))}; "
         f"{mine.running} running, {mine.waiting} waiting, "
         f"{mine.finished_requests} finished, {mine.failed_requests} failed completions (each of n), "
-        f"{mine.num_preemptions} preempted{http}{warnings}"
+        f"{mine.num_preemptions} preempted{http}{others}{warnings}"
     )
 
 

@@ -43,7 +43,7 @@ def test_a_child_announces_itself_and_drains() -> None:
 
 
 def test_a_child_that_ends_first_says_why() -> None:
-    with pytest.raises(RuntimeError, match="the target worker model: there is none"):
+    with pytest.raises(RuntimeError, match="target worker: model: there is none"):
         child(REFUSES).wait_for_address()
 
 

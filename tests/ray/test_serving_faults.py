@@ -13,7 +13,7 @@ from harness.continuous import Continuous
 from harness.ending import ended
 from harness.history import History, Recording, validate
 from harness.ray_cluster import parent_of, ready_workers
-from harness.waiting import until
+from harness.waiting import HANG, until
 
 from paceline.client import Client
 from paceline.core.errors import UnavailableError
@@ -122,7 +122,10 @@ def test_streams_of_a_lost_coordinator_go_on(app: RayApp, cases: list[Case], end
     app.scale("Coordinator", 2)
     app.wait_until_running()
     both = app.coordinators(2)
-    with Client(",".join(both)) as own, Client(app.proxy) as proxied:
+    with Client(app.proxy) as proxied:
+        known = proxied.status(timeout=HANG).coordinator.coordinators
+    assert {*known} == both.keys()
+    with Client(known) as own, Client(app.proxy) as proxied:
         with Continuous([own, proxied], cases, STREAMS) as streams:
             streams.wait_for_more(1)
             if end == "killed":
