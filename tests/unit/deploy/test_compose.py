@@ -244,11 +244,12 @@ def test_only_coordinators_are_published_after_their_workers() -> None:
 
 
 def test_a_stopped_service_has_time_to_drain() -> None:
-    drain = CoordinatorConfig(targets=("t:1",), tokenizer="t").drain_timeout
+    needed = dict.fromkeys(COORDINATORS, CoordinatorConfig(targets=("t:1",), tokenizer="t").drain_timeout)
+    needed |= dict.fromkeys(WORKERS, WorkerConfig(model="m").handover_timeout)
     services = read()
-    for name in OURS:
+    for name, seconds in needed.items():
         grace = float(services[name]["stop_grace_period"].removesuffix("s"))
-        assert grace >= drain + 3 * FAREWELL_SECONDS
+        assert grace >= seconds + 3 * FAREWELL_SECONDS
     longer = read({"PACELINE_DRAIN_TIMEOUT": "60", "PACELINE_STOP_GRACE_PERIOD": "70s"})
     for name in COORDINATORS:
         assert options(longer[name])["drain-timeout"] == "60"
