@@ -40,7 +40,8 @@ class SequenceRows:
     """Consecutive rows of a pass at the end of one sequence, or of one branch of a sequence.
 
     Its entries are at positions [0, length): first those of a block table, then its own. A row at position p
-    sees the entries [0, p], of which the last is its own.
+    sees the entries [0, p], of which the last is its own. Other rows of the same pass may write some of them,
+    so all nodes of a tree can be fed together: one path in the table, the others as branches.
     """
 
     first: int
