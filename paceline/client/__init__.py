@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.client.async_client import AsyncClient, AsyncGenerationStream
+from paceline.client.async_client import AsyncClient
+from paceline.client.async_stream import AsyncGenerationStream
 from paceline.client.results import (
     CompletionOutput,
     GenerationChunk,
@@ -23,7 +24,8 @@ from paceline.client.server_status import (
     WorkerState,
     WorkerStatus,
 )
-from paceline.client.sync_client import Client, GenerationStream
+from paceline.client.sync_client import Client
+from paceline.client.sync_stream import GenerationStream
 from paceline.core.errors import (
     AlreadyExistsError,
     CancelledError,

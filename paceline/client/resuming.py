@@ -17,6 +17,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.client.assembler import StreamAssembler, is_empty
 from paceline.client.channel import (
@@ -26,6 +27,7 @@ from paceline.client.channel import (
     DeadlineCutError,
     never_connected,
 )
+from paceline.client.coordinators import Coordinators
 from paceline.client.results import GenerationChunk
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import (
@@ -74,18 +76,17 @@ class Resuming:
         timeout: float | None,
         backoff: ResumeBackoff,
         clock: Clock = monotonic,
-        contact: Contact | None = None,
-        count: Callable[[], int] = lambda: 1,
+        coordinators: Coordinators[Any] | None = None,
     ) -> None:
-        """`timeout` seconds cover all calls together; None is no deadline. `contact` is the client's, and
-        `count` the number of its coordinators."""
+        """`timeout` seconds cover all calls together; None is no deadline. `coordinators` are the client's;
+        None is a single one that was never reached."""
         self.request = request
         self.assembler = StreamAssembler(request.sampling)
         self.num_resumes = 0
         """Number of times the stream was resumed."""
         self.tried: set[str] = set()
         """Coordinators that were called since the last chunk."""
-        self._count = count
+        self._coordinators = coordinators
         self._has_reached = False
         """A server may know the request."""
         self._begins_elsewhere = False
@@ -96,7 +97,7 @@ class Resuming:
         self._id_is_ours = not request.request_id
         self._end = threading.Lock()
         """Taken for good by the first thread that ends the request; several threads may close a stream."""
-        self._contact = contact or Contact()
+        self._contact = Contact() if coordinators is None else coordinators.contact
         self._num_pauses = 0
         """Pauses since the last chunk."""
         self._broken_at: float | None = None
@@ -171,7 +172,7 @@ class Resuming:
 
     def _next_pause(self) -> float:
         """Doubles when all coordinators have been tried."""
-        return self._backoff.pause(self._num_pauses // max(self._count(), 1))
+        return self._backoff.pause(self._num_pauses // max(self._count, 1))
 
     def _is_a_break(self, error: PacelineError) -> bool:
         """True if a retry may succeed.
@@ -193,7 +194,11 @@ class Resuming:
 
     @property
     def _may_begin_elsewhere(self) -> bool:
-        return len(self.tried) < self._count()
+        return len(self.tried) < self._count
+
+    @property
+    def _count(self) -> int:
+        return 1 if self._coordinators is None else self._coordinators.count
 
     def next_request(self) -> generation_pb2.GenerateRequest:
         """The request that continues the broken call: the remaining tokens, with the same seed and mode.

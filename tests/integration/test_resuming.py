@@ -17,7 +17,7 @@ from harness.unread import NARROW, until_it_stands_still
 from harness.waiting import HANG, until
 from harness.web import Http
 
-from paceline.client import AsyncClient, Client, GenerationChunk, GenerationResult, links, sync_client
+from paceline.client import AsyncClient, Client, GenerationChunk, GenerationResult, links, sync_calls
 from paceline.client.channel import CHANNEL_OPTIONS
 from paceline.client.requests import generate_request
 from paceline.core.errors import (
@@ -344,7 +344,7 @@ def test_a_stream_being_read_can_be_taken_over(stack: RunningStack) -> None:
 def test_an_exhausted_resume_budget_names_the_last_index(
     stack: RunningStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (links, sync_client):
+    for module in (links, sync_calls):
         monkeypatch.setattr(module, "CANCEL_SECONDS", HANG)
     cuts = itertools.chain([20 * FIRST_CUT], itertools.repeat(0))
     with CuttingProxy(stack.address, cuts) as proxy, Client(proxy.address, resume_seconds=0.5) as client:

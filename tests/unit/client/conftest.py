@@ -200,7 +200,7 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServiceServicer):
 @pytest.fixture(autouse=True)
 def patient_cancellations(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, a cancellation arrives."""
-    for module in ("links", "sync_client", "async_client"):
+    for module in ("links", "sync_calls", "async_calls"):
         monkeypatch.setattr(f"paceline.client.{module}.CANCEL_SECONDS", 30.0)
 
 

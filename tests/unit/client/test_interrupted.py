@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from paceline import Client, GenerationChunk
-from paceline.client import sync_client
+from paceline.client import sync_stream
 from paceline.client.resuming import Resuming
-from paceline.client.sync_client import GenerationStream
+from paceline.client.sync_stream import GenerationStream
 from paceline.core.errors import CancelledError
 
 WAIT = 30
@@ -149,7 +149,7 @@ def test_an_interrupted_stream_without_resumes_ends(
         stream = client.stream("x")
         with pytest.raises(CancelledError, match="interrupted by an exception") as caught:
             read(stream)
-        assert caught.value.message == sync_client.INTERRUPTED
+        assert caught.value.message == sync_stream.INTERRUPTED
         assert list(stream) == []
         assert stream.result is None
     assert len(server.requests) == 1

@@ -452,7 +452,7 @@ def test_a_client_closes_after_an_interrupt_inside_grpc(server: Any, monkeypatch
     def interrupt(_state: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.client.sync_client.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("paceline.client.sync_calls.CLOSE_SECONDS", 0.2)
     client = Client(server.address)
     monkeypatch.setattr("grpc._channel._run_channel_spin_thread", interrupt)
     with pytest.raises(KeyboardInterrupt):

@@ -43,7 +43,7 @@ def join(connect: Callable[..., Any]) -> Callable[..., Any]:
     def make(*addresses: str, **options: Any) -> Any:
         client = connect(addresses, **options)
         inner = client if isinstance(client, Client | AsyncClient) else client._client
-        inner._coordinators._first = lambda _count: 0
+        inner._calls.coordinators._first = lambda _count: 0
         inner._backoff = ResumeBackoff(options.get("resume_seconds", 30.0), first=0.0)
         return client
 
