@@ -87,8 +87,11 @@ class CoordinatorReplica:
 
     async def Generate(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """The method of the same name, through Serve's gRPC proxy."""
-        async for response in self.proxied.streaming("Generate", request, grpc_context):
-            yield response
+        async with contextlib.aclosing(
+            self.proxied.streaming("Generate", request, grpc_context)
+        ) as responses:
+            async for response in responses:
+                yield response
 
     async def _leave(self) -> None:
         """Stop as soon as Serve stops this replica, so that long streams end in order and go on elsewhere."""

@@ -76,7 +76,7 @@ class ServeDirectory:
 
     def __init__(self, role: str, place: str, start: Callable[[Deployment], object] = start_router) -> None:
         """`place` is APPLICATION/DEPLOYMENT. Raises InvalidArgumentError naming the list of addresses."""
-        application, slash, name = place.partition("/")
+        application, slash, name = place.rpartition("/")
         if not (application and slash and name):
             message = f"must be {SCHEME}:APPLICATION/DEPLOYMENT, got {SCHEME}:{place}"
             raise InvalidArgumentError(f"{role}s", message)

@@ -7,9 +7,10 @@ the status along with messages only.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,14 +84,16 @@ class ProxiedService:
         except _EndedError:
             return getattr(pb, _DESCRIPTOR.methods_by_name[name].output_type.name)()
 
-    async def streaming(self, name: str, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def streaming(self, name: str, request: Any, context: Any) -> AsyncGenerator[Any, None]:
         """The answers of a method with several; the last one is empty if the call failed."""
         proxied = ProxiedContext(context)
         try:
             behaviour = await self._behaviour(name, proxied)
             if inspect.isasyncgenfunction(behaviour):
-                async for answer in behaviour(request, proxied):
-                    yield answer
+                # A cancelled call must end its handler at once, not at garbage collection.
+                async with contextlib.aclosing(behaviour(request, proxied)) as answers:
+                    async for answer in answers:
+                        yield answer
             else:
                 await behaviour(request, proxied)  # a refusal
         except _EndedError:

@@ -67,6 +67,14 @@ async def test_a_late_directory_knows_the_present_replicas() -> None:
         await watching.aclose()  # type: ignore[attr-defined]
 
 
+async def test_an_application_may_have_slashes() -> None:
+    started: list[Deployment] = []
+    watching = ServeDirectory("target", "teams/one/TargetWorker", started.append).watch()
+    await anext(watching)
+    await watching.aclose()  # type: ignore[attr-defined]
+    assert started == [("teams/one", "TargetWorker")]
+
+
 @pytest.mark.parametrize("place", ["", "paceline", "paceline/", "/TargetWorker"])
 def test_an_incomplete_place_is_refused(place: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^targets: must be ray:APPLICATION/DEPLOYMENT"):

@@ -57,6 +57,7 @@ class Service:
     def __init__(self, error: PacelineError | None = None) -> None:
         self.error = error
         self.callers: list[str] = []
+        self.closed = False
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
         self.callers.append(principal.get().name)
@@ -70,7 +71,11 @@ class Service:
         self.callers.append(principal.get().name)
         await context.send_initial_metadata(())
         assert context.time_remaining() is None
-        yield pb.GenerateResponse(started=pb.GenerateStarted(request_id=request.request_id))
+        try:
+            yield pb.GenerateResponse(started=pb.GenerateStarted(request_id=request.request_id))
+        except GeneratorExit:
+            self.closed = True
+            raise
         if self.error is not None:
             await abort(context, self.error)
 
@@ -150,3 +155,12 @@ async def test_a_key_names_the_caller() -> None:
     assert context.status is None
     assert len(set(inner.callers)) == 1
     assert inner.callers[0]
+
+
+async def test_a_cancelled_stream_ends_its_handler_at_once() -> None:
+    inner = Service()
+    service, _ = proxied(inner)
+    answers = service.streaming("Generate", pb.GenerateRequest(), ServeContext())
+    await anext(answers)
+    await answers.aclose()
+    assert inner.closed
