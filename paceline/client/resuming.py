@@ -85,7 +85,7 @@ class Resuming:
         self.num_resumes = 0
         """Number of times the stream was resumed."""
         self.tried: set[str] = set()
-        """Coordinators that were called since the last chunk."""
+        """Coordinators that were called since all had been."""
         self._coordinators = coordinators
         self._has_reached = False
         """A server may know the request."""
@@ -134,7 +134,6 @@ class Resuming:
         chunk = self.assembler.feed(message)
         if chunk is not None:
             self._num_pauses, self._earlier_seconds = 0, 0.0
-            self.tried.clear()
         return chunk
 
     def _end_of_break(self) -> None:

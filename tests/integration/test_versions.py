@@ -126,6 +126,29 @@ def test_a_worker_of_another_version_is_refused(
     stack.check_pools_whole()
 
 
+def test_a_worker_may_come_back_in_another_version(stack: RunningStack, plain: list[tuple[int, ...]]) -> None:
+    """In the middle of its streams, which go on at the others."""
+    fits = [stack.stack.address_of(role) for role in ROLES]
+    with proxies(stack) as others:
+        changing = [other.address for other in others.values()]
+        with own_coordinator(stack.pair, *zip(fits, changing, strict=True)) as own:
+            wait_for(own, WorkerState.READY, *fits, *changing)
+            streams = [
+                Recording(own.address, PROMPT, parameters(each), SPECULATION) for each in SAMPLINGS * 4
+            ]
+            for role, other in others.items():
+                until(lambda other=other: any(other.commands), f"a command to the {role}")
+            for other in others.values():
+                other.describe = of_version(2)
+                other.hang_up()
+            for stream, tokens in zip(streams, plain * 4, strict=True):
+                validate(stream.result(), tokens)
+            wait_for(own, WorkerState.REFUSED, *changing)
+            check_drafted(own, plain)
+            assert own.client.status().coordinator.failed_requests == 0
+    stack.check_pools_whole()
+
+
 def only_what_is_needed(info: common_pb2.WorkerInfo) -> common_pb2.WorkerInfo:
     for field, _ in info.ListFields():
         if field.name not in NEEDED:

@@ -232,6 +232,7 @@ class Proxy:
         self.describe: Callable[[common_pb2.WorkerInfo], common_pb2.WorkerInfo] = lambda info: info
         """What the worker says of itself, as this proxy passes it on."""
         self._lock = threading.Lock()
+        self._calls: set[Any] = set()
         self._channel = grpc.insecure_channel(upstream)
         self._server = grpc.server(ThreadPoolExecutor(8))
         if role == "target":
@@ -264,12 +265,18 @@ class Proxy:
 
         call = (self._stub.Verify if target else self._stub.Draft)(passing(), metadata=SECRET.metadata)
         context.add_callback(call.cancel)
+        self._calls.add(call)
         with contextlib.suppress(grpc.RpcError):
             for frame in call:
                 changed = self.mangle(frame)
                 if changed is not None:
                     self._note(self.events, parse_events(changed))
                     yield changed
+
+    def hang_up(self) -> None:
+        """End the streams that are open, as a worker that is replaced does."""
+        while self._calls:
+            self._calls.pop().cancel()
 
     def _note(self, where: list[Any], items: Sequence[Any]) -> None:
         with self._lock:
