@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from paceline.core.errors import InternalError, PacelineError, PermissionDeniedError, ResourceExhaustedError
+from paceline.core.validation import require
 from paceline.engine.profiling import EngineProfile
 from paceline.engine.scheduling.engine_thread import EngineThread
 from paceline.rpc.codec.drain import drain_call_from_proto
@@ -52,6 +53,7 @@ class WorkerAdminService(admin_pb2_grpc.AdminServiceServicer):
         """Profile for some seconds, then send the trace."""
         self._check(context)
         call = profile_call_from_proto(request)
+        _refuse_name(call.worker)
         if self._taking is not None and not self._taking.done():
             raise ResourceExhaustedError("this worker is taking a profile")
         given_up = asyncio.Event()
@@ -70,7 +72,7 @@ class WorkerAdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.DrainResponse:
         """Stop, as on SIGTERM; answer once the sequences are handed over."""
         self._check(context)
-        drain_call_from_proto(request)
+        _refuse_name(drain_call_from_proto(request).worker)
         handed_over = await self._drain()
         return admin_pb2.DrainResponse(sequences=handed_over.sequences, left=handed_over.left)
 
@@ -115,6 +117,11 @@ class WorkerAdminService(admin_pb2_grpc.AdminServiceServicer):
         if error is not None:
             log.error("the profiler failed", exc_info=error)
             raise InternalError("the profiler failed")
+
+
+def _refuse_name(worker: str) -> None:
+    """A caller that names a worker takes this one for a coordinator, and may mean another worker."""
+    require(not worker, "worker", "is for coordinators; this is the port of a worker")
 
 
 def _seen(task: asyncio.Task[bytes]) -> None:

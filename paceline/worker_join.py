@@ -74,10 +74,17 @@ class Joining:
         """Belong to every coordinator behind a name."""
         host, port = host_and_port("join", place)
         tasks: dict[str, asyncio.Task[None]] = {}
+        failed = False
         async with asyncio.TaskGroup() as group:
             while True:
-                with contextlib.suppress(OSError):  # a name that is unknown for a moment changes nothing
+                try:
                     found = {f"{address}:{port}" for address in await self._resolve(host)}
+                except OSError as error:  # a name that is unknown for a moment changes nothing
+                    if not failed:
+                        log.warning("%s cannot be resolved, asking again: %s", host, error)
+                    failed = True
+                else:
+                    failed = False
                     for address in tasks.keys() - found:
                         tasks.pop(address).cancel()
                     for address in found - tasks.keys():
@@ -85,29 +92,34 @@ class Joining:
                 await asyncio.sleep(RESOLVE_SECONDS)
 
     async def _belong(self, address: str) -> None:
-        told = ""
+        told: set[str] = set()
         while True:
             try:
                 async with open_aio_channel(address, CHANNEL_OPTIONS, self._tls) as channel:
-                    await self._session(channel, address)
+                    await self._session(channel, address, told)
                 why = "it ended the membership"
             except grpc.aio.AioRpcError as error:
-                why = str(from_rpc_error(error))
+                why = _told(error)
             except (PacelineError, OSError) as error:
                 why = str(error)
-            if why != told:
+            if why not in told:
                 log.warning("not a member at the coordinator %s: %s", address, why)
-                told = why
+                told.add(why)
             await asyncio.sleep(REJOIN_SECONDS)
 
-    async def _session(self, channel: grpc.aio.Channel, address: str) -> None:
-        """One membership, from its beginning to its end."""
+    async def _session(self, channel: grpc.aio.Channel, address: str, told: set[str]) -> None:
+        """One membership, from its beginning to its end.
+
+        `told` are the reasons logged since the last one. A refused call may also end with an error of gRPC's
+        own, so they alternate.
+        """
         lease: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         stub: Any = fleet_pb2_grpc.FleetServiceStub(channel)
         async for answer in stub.Join(self._requests(lease), metadata=self._metadata):
             if not lease.done():
                 log.info("joined the coordinator at %s", address)
                 lease.set_result(answer.lease_seconds)
+                told.clear()
             if answer.refusal:
                 log.error("the coordinator at %s cannot use this worker: %s", address, answer.refusal)
 
@@ -118,6 +130,12 @@ class Joining:
         while True:
             await asyncio.sleep(seconds)
             yield fleet_pb2.JoinRequest()
+
+
+def _told(error: grpc.aio.AioRpcError) -> str:
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return "that is no join port (a coordinator's --join-port)"
+    return str(from_rpc_error(error))
 
 
 def advertised(advertise: str, host: str, address: str) -> str:

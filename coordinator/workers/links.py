@@ -8,9 +8,10 @@ the worker's local socket if the worker offers one that the coordinator can open
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,18 +142,26 @@ class Link:
             for frame in framed(commands, self.protocol.request):
                 self._stream.send(frame.SerializeToString())
 
-    def profile(self, seconds: float) -> Any:
-        """A call that streams a profile of the worker, for a link that is ready."""
-        assert self._channel is not None
-        request = ProfileCall(seconds).to_proto()
-        return admin_pb2_grpc.AdminServiceStub(self._channel).Profile(request, metadata=self._metadata)
+    async def profile(self, seconds: float) -> AsyncIterator[admin_pb2.ProfileResponse]:
+        """A profile of the worker."""
+        async with self._orders() as stub:
+            async for part in stub.Profile(ProfileCall(seconds).to_proto(), metadata=self._metadata):
+                yield part
 
     async def drain(self) -> admin_pb2.DrainResponse:
-        """Let the worker hand its sequences over and stop; for a link that is ready."""
-        assert self._channel is not None
-        stub: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
-        answer: admin_pb2.DrainResponse = await stub.Drain(DrainCall().to_proto(), metadata=self._metadata)
-        return answer
+        """Let the worker hand its sequences over and stop."""
+        async with self._orders() as stub:
+            answer: admin_pb2.DrainResponse = await stub.Drain(
+                DrainCall().to_proto(), metadata=self._metadata
+            )
+            return answer
+
+    @contextlib.asynccontextmanager
+    async def _orders(self) -> AsyncIterator[Any]:
+        """The worker's admin service over a connection of its own: a worker that stops ends the link's
+        before it has answered."""
+        async with open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls, "worker_tls") as channel:
+            yield admin_pb2_grpc.AdminServiceStub(channel)
 
     def hang_up(self) -> None:
         """End the stream because the worker does not answer. The link then connects again."""
@@ -259,6 +268,7 @@ class Link:
             self._observer.lost(self)
         elif not reached and reason != before:
             log.warning("cannot reach the %s worker at %s: %s", self.role, self.address, reason)
+            self._observer.refused(self, f"it cannot be reached at {self.address}: {reason}")
 
     async def _converse(self, channel: grpc.aio.Channel, info: common_pb2.WorkerInfo) -> None:
         beside = await self._connect_locally(info)

@@ -177,6 +177,8 @@ class WorkerConfig:
         _check(self.lease_seconds > 0, "lease_seconds", "must be positive")
         _check_stop("handover_timeout", self.handover_timeout)
         _check_addresses("join", self.join)
+        for place in self.join:
+            host_and_port("join", place.removeprefix("dns:"))
         if self.advertise:
             _check(bool(self.join), "advertise", "requires join")
             host_and_port("advertise", self.advertise)

@@ -38,10 +38,14 @@ def integer(name: str, value: Any) -> int:
     return value
 
 
+_HOST: Final = re.compile(r"\[[^\s\[\]/,]+\]|[^\s\[\]/,:]+")
+"""A name or an address; IPv6 addresses in brackets."""
+
+
 def host_and_port(name: str, value: str) -> tuple[str, int]:
     """Split `host:port`."""
     host, _, port = value.rpartition(":")
-    there = bool(host) and port.isdecimal() and 0 < int(port) < 65536
+    there = bool(_HOST.fullmatch(host)) and port.isdecimal() and 0 < int(port) < 65536
     require(there, name, f"must be host:port, got {value!r}")
     return host, int(port)
 

@@ -23,7 +23,7 @@ from harness.waiting import HANG, until
 from coordinator.api.grpc.admin import AdminService
 from paceline import worker_admin
 from paceline.core import limits
-from paceline.core.errors import PermissionDeniedError, ResourceExhaustedError
+from paceline.core.errors import InvalidArgumentError, PermissionDeniedError, ResourceExhaustedError
 from paceline.core.security.keyfile import write_keys
 from paceline.core.security.keys import ApiKey, KeyRing, digest
 from paceline.engine.profiling import EngineProfile
@@ -190,6 +190,20 @@ async def test_callers_elsewhere_are_refused_by_an_open_worker() -> None:
 
     thread: Any = None
     await check_refusals(worker_admin.WorkerAdminService(thread, drain, guarded=False), "its machine only")
+
+
+async def test_a_named_worker_is_refused_by_a_worker() -> None:
+    """The caller takes it for a coordinator, and may mean another worker."""
+
+    async def drain() -> worker_admin.HandedOver:
+        raise AssertionError("drained")
+
+    thread: Any = None
+    service: Any = worker_admin.WorkerAdminService(thread, drain, guarded=True)
+    with pytest.raises(InvalidArgumentError, match="worker: is for coordinators"):
+        await anext(service.Profile(admin_pb2.ProfileRequest(seconds=1, worker="target"), FarCall()))
+    with pytest.raises(InvalidArgumentError, match="worker: is for coordinators"):
+        await service.Drain(admin_pb2.DrainRequest(worker="127.0.0.1:7"), FarCall())
 
 
 async def check_refusals(service: Any, told: str) -> None:

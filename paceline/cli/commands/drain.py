@@ -9,6 +9,7 @@ import typer
 from paceline.cli.connecting import Connection
 from paceline.cli.options import option, options_from_fields
 from paceline.client.reaching import Reach, checked_address
+from paceline.core.errors import DeadlineExceededError
 from paceline.rpc.codec.drain import DrainCall
 from paceline.rpc.codec.status import from_rpc_error
 from paceline.rpc.security.credentials import open_channel
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
 @options_from_fields
 def drain(
     connection: Connection,
-    worker: Annotated[str, typer.Argument(help="The worker's address as in `paceline status`.")],
+    worker: Annotated[str, typer.Argument(help="The worker's address as in `paceline status`, or its role.")],
     address: Annotated[
         str, option("address", "host:port of the coordinator; a host alone: port 50151.")
     ] = "127.0.0.1",
@@ -43,6 +44,10 @@ def drain(
                 call.to_proto(), metadata=call_metadata(connection.api_key), timeout=seconds
             )
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise DeadlineExceededError(
+                    f"no answer within {seconds:g} seconds; {worker} may be stopping nevertheless"
+                ) from None
             raise reach.told(from_rpc_error(error)) from None
     left = f", {answer.left} of them without another worker" if answer.left else ""
     print(f"{worker} has stopped; sequences that it held: {answer.sequences}{left}")

@@ -81,14 +81,16 @@ def status(
     """Show every process: role, address, model, cache use and state. Several coordinators are shown one after
     another."""
     failure: PacelineError | None = None
-    for number, each in enumerate(checked_addresses(address)):
+    shown = False
+    for each in checked_addresses(address):
         try:
             with Client(each, tls=connection.settings, api_key=connection.api_key) as client:
                 answer = client.status(timeout=timeout)
         except PacelineError as error:
             failure = failure or error
         else:
-            _show(answer, connection, as_json=as_json, follows=number > 0)
+            _show(answer, connection, as_json=as_json, follows=shown)
+            shown = True
     if failure is not None:
         raise failure
 

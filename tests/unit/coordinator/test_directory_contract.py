@@ -207,7 +207,7 @@ async def test_addresses_without_a_scheme_are_static(monkeypatch: pytest.MonkeyP
     assert len(others) == 2
 
 
-@pytest.mark.parametrize("address", ["unknown:a/b", "unknown:a:b", "a"])
+@pytest.mark.parametrize("address", ["unknown:a/b", "unknown:a:b", "unknown:a:1", "::1:1", "a b:1", "a"])
 def test_an_unknown_scheme_is_refused(address: str) -> None:
     with refused("drafts", "host:port"):
         open_directories(["a:1"], [address])

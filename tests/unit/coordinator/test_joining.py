@@ -149,6 +149,53 @@ async def test_every_coordinator_behind_a_name_is_joined() -> None:
             await one.until()
 
 
+async def test_an_unknown_name_is_told_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with join_port() as one:
+        found = [OSError("no such name"), OSError("no such name"), ["127.0.0.1"]]
+
+        async def resolve(_host: str) -> Any:
+            answer = found.pop(0) if len(found) > 1 else found[0]
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
+
+        async with joining(f"dns:gone.example:{one.address.rpartition(':')[2]}", resolve=resolve):
+            await one.until("127.0.0.1:7")
+    assert caplog.text.count("gone.example cannot be resolved, asking again: no such name") == 1
+
+
+async def test_a_port_where_nobody_joins_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as the coordinator's port for clients."""
+    other = Server("coordinator", "127.0.0.1", 0)
+    await other.start()
+    try:
+        async with joining(other.address):
+            await heard(caplog, "that is no join port")
+    finally:
+        await other.grpc.stop(None)
+
+
+async def test_reasons_that_alternate_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC may end a refused call with an error of its own instead of the refusal."""
+    tries = 0
+
+    async def session(_self: Joining, _channel: Any, _address: str, told: set[str]) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 5:
+            told.clear()  # it was a member
+        raise OSError(f"reason {tries % 2}")
+
+    monkeypatch.setattr(Joining, "_session", session)
+    async with joining("127.0.0.1:1"), asyncio.timeout(HANG):
+        while tries < 9:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    reasons = [record.getMessage()[-8:] for record in caplog.records if "not a member" in record.message]
+    assert reasons == ["reason 1", "reason 0", "reason 1", "reason 0"]
+
+
 async def test_a_doubled_address_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     async with join_port() as port, joining(port.address):
         await port.until("127.0.0.1:7")

@@ -21,7 +21,7 @@ from paceline.core.messages import CloseSequence
 from paceline.core.security.tls import Tls
 from paceline.rpc.streams import frames
 from paceline.rpc.streams.unix_stream import LocalStream
-from paceline.v1 import common_pb2, target_pb2
+from paceline.v1 import admin_pb2, admin_pb2_grpc, common_pb2, target_pb2
 
 ONE, TWO = CloseSequence("one", 3), CloseSequence("two", 4)
 
@@ -40,9 +40,16 @@ def nothing(*_: Any) -> None:
     pass
 
 
-def make_link(*, wants: Any = nothing, lost: Any = nothing, tls: Tls | None = None) -> Any:
+def make_link(
+    *,
+    wants: Any = nothing,
+    lost: Any = nothing,
+    refused: Any = nothing,
+    tls: Tls | None = None,
+    address: str = "worker:1",
+) -> Any:
     """A link to a target; `wants` is asked whether the worker is to be used."""
-    return Link("worker:1", TARGET, LinkObserver(wants, nothing, lost, nothing), tls)
+    return Link(address, TARGET, LinkObserver(wants, nothing, lost, nothing, refused), tls)
 
 
 @pytest.fixture
@@ -128,7 +135,7 @@ async def test_certificate_paths_appear_only_in_the_log(
 
 
 @pytest.mark.parametrize("tls", [None, Tls()], ids=["plain text", "TLS"])
-async def test_an_unreachable_worker_is_logged_once_a_reason(
+async def test_an_unreachable_worker_is_told_once_a_reason(
     tls: Tls | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     codes = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED]
@@ -141,14 +148,45 @@ async def test_an_unreachable_worker_is_logged_once_a_reason(
         raise grpc.aio.AioRpcError(codes.pop(0), grpc.aio.Metadata(), grpc.aio.Metadata())
 
     monkeypatch.setattr(links, "RECONNECT_SECONDS", 0.0)
-    link = make_link(tls=tls)
+    reported: list[str] = []
+    link = make_link(tls=tls, refused=lambda _link, reason: reported.append(reason))
     answer_with(link, unreached, monkeypatch)
     async with running(link, until=tried):
         pass
     lines = [record.getMessage() for record in caplog.records if record.name == links.__name__]
     assert len(lines) == 2
-    for line, code in zip(lines, ("unavailable", "deadline_exceeded"), strict=True):
+    for line, report, code in zip(lines, reported, ("unavailable", "deadline_exceeded"), strict=True):
         assert line.startswith(f"cannot reach the target worker at worker:1: {code}")
+        assert report.startswith(f"it cannot be reached at worker:1: {code}")
+
+
+class Drained(admin_pb2_grpc.AdminServiceServicer):
+    """A worker that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def Drain(self, _request: Any, _context: Any) -> admin_pb2.DrainResponse:  # noqa: N802
+        self.asked.set()
+        await self.answers.wait()
+        return admin_pb2.DrainResponse(sequences=3)
+
+
+async def test_an_order_outlasts_the_link() -> None:
+    """A worker that drains is listed no longer before it answers."""
+    worker, server = Drained(), grpc.aio.server()
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(worker, server)
+    link = make_link(address=f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    await server.start()
+    running = asyncio.create_task(link.run())
+    draining = asyncio.create_task(link.drain())
+    async with asyncio.timeout(20):
+        await worker.asked.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        worker.answers.set()
+        assert (await draining).sequences == 3
+    await server.stop(None)
 
 
 async def told(*_: Any) -> common_pb2.WorkerInfo:

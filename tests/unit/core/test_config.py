@@ -48,7 +48,7 @@ INVALID: dict[Any, dict[str, list[Any]]] = {
         "max_sequences": [0],
         "lease_seconds": [0.0, math.nan],
         "handover_timeout": [-1.0, math.nan],
-        "join": [("a",), ("a:1", "a:1")],
+        "join": [("a",), ("a:1", "a:1"), ("a:1,b:2",)],
         "advertise": ["a:1"],
         "log_format": ["xml"],
         "otlp_traces_endpoint": ["localhost:4317"],
