@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TRITON := $(VENV)/.triton
 RAY := $(VENV)/.ray
-JOBS ?= 2
+# One more than the cores that the tests are meant for: many wait for other processes.
+JOBS ?= 3
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup

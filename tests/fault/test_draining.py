@@ -54,19 +54,17 @@ def ready(own: OwnCoordinator) -> int:
 def test_a_drained_worker_costs_no_token(faulty: RunningStack, fleet: Fleet, prompt: Ids, role: str) -> None:
     """Its streams go on at the other one, and it serves again when it has been replaced."""
     worker = (fleet.targets if role == "target" else fleet.drafts)[1]
-    expected = {
-        name: without_fault(faulty, prompt, sampling, LENGTH)
-        for name, sampling in (("greedy", GREEDY), ("coupled", COUPLED))
-    }
-    asked = [("greedy", GREEDY), ("coupled", COUPLED)] * 2
-    streams = [record(fleet.own, prompt, sampling, length=LENGTH) for _, sampling in asked]
+    asked = [(prompt[i:], sampling) for i, sampling in enumerate((GREEDY, COUPLED, GREEDY, COUPLED))]
+    expected = [without_fault(faulty, ids, sampling, LENGTH) for ids, sampling in asked]
+    # No two prompts have a prefix in common, so the targets share them evenly.
+    streams = [record(fleet.own, ids, sampling, length=LENGTH) for ids, sampling in asked]
     for stream in streams:
         stream.wait_for_tokens(10)
     drained = command("drain", worker, "--address", fleet.own.address)
     assert (drained.stdout, drained.returncode) == (f"{worker} has stopped; sequences that it held: 2\n", 0)
     assert not any(stream.over for stream in streams)
-    for stream, (name, _) in zip(streams, asked, strict=True):
-        validate(stream.result(), expected[name])
+    for stream, tokens in zip(streams, expected, strict=True):
+        validate(stream.result(), tokens)
     assert lost(fleet.own) == 0
     until(lambda: ready(fleet.own) == 4, "the worker's successor")
 
