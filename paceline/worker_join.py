@@ -17,7 +17,7 @@ from paceline.core.security.secret import WorkerSecret
 from paceline.core.security.tls import Tls
 from paceline.core.validation import host_and_port
 from paceline.rpc.codec.status import from_rpc_error
-from paceline.rpc.resolve import Resolve, resolve
+from paceline.rpc.resolve import ASK_SECONDS, Resolve, follow, resolve
 from paceline.rpc.security.auth import PeerRole
 from paceline.rpc.security.credentials import open_aio_channel
 from paceline.rpc.server.server import CHANNEL_OPTIONS
@@ -26,8 +26,6 @@ from paceline.v1 import fleet_pb2, fleet_pb2_grpc
 log = logging.getLogger(__name__)
 
 REJOIN_SECONDS = 1.0
-RESOLVE_SECONDS = 2.0
-"""Seconds between two questions for the addresses behind a name."""
 RENEWALS = 3
 """Renewals in the time of a lease: two of them may be lost."""
 _DNS = "dns:"
@@ -74,22 +72,13 @@ class Joining:
         """Belong to every coordinator behind a name."""
         host, port = host_and_port("join", place)
         tasks: dict[str, asyncio.Task[None]] = {}
-        failed = False
         async with asyncio.TaskGroup() as group:
-            while True:
-                try:
-                    found = {f"{address}:{port}" for address in await self._resolve(host)}
-                except OSError as error:  # a name that is unknown for a moment changes nothing
-                    if not failed:
-                        log.warning("%s cannot be resolved, asking again: %s", host, error)
-                    failed = True
-                else:
-                    failed = False
-                    for address in tasks.keys() - found:
-                        tasks.pop(address).cancel()
-                    for address in found - tasks.keys():
-                        tasks[address] = group.create_task(self._belong(address))
-                await asyncio.sleep(RESOLVE_SECONDS)
+            async for addresses in follow(host, port, self._resolve, ASK_SECONDS):
+                found = set(addresses)
+                for address in tasks.keys() - found:
+                    tasks.pop(address).cancel()
+                for address in found - tasks.keys():
+                    tasks[address] = group.create_task(self._belong(address))
 
     async def _belong(self, address: str) -> None:
         told: set[str] = set()

@@ -89,7 +89,7 @@ async def heard(caplog: pytest.LogCaptureFixture, text: str) -> None:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(worker_join, "REJOIN_SECONDS", 0.01)
-    monkeypatch.setattr(worker_join, "RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr(worker_join, "ASK_SECONDS", 0.01)
     caplog.set_level(logging.INFO)
 
 
