@@ -17,7 +17,6 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.workers.stream_protocol import StreamProtocol
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
@@ -301,12 +300,10 @@ class Link:
 
     async def _watch_health(self, channel: grpc.aio.Channel) -> None:
         """Follow the worker's own state for as long as it tells it."""
-        question = health_pb2.HealthCheckRequest(service=self.protocol.service)
         try:
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            async for answer in stub.Watch(question):
-                self._hear(draining=answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, AttributeError):
+            async for draining in self.protocol.drains(channel):
+                self._hear(draining=draining)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, DecodeError):
             pass  # the stream of rounds tells whether it is alive
 
     def _hear(self, *, draining: bool) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.rpc.streams import frames
 from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
@@ -44,6 +45,12 @@ class StreamProtocol:
         )
         info: common_pb2.WorkerInfo = _readable(answer).info
         return info
+
+    async def drains(self, channel: grpc.aio.Channel) -> AsyncIterator[bool]:
+        """Whether the worker says that it does not serve, and again at each change. Raises DecodeError."""
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        async for answer in stub.Watch(health_pb2.HealthCheckRequest(service=self.service)):
+            yield _readable(answer).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
     def open(self, channel: grpc.aio.Channel, metadata: Metadata = NO_METADATA) -> Any:
         """Open the bidirectional stream."""
