@@ -158,17 +158,20 @@ class RoundState:
             if self.target.losses >= MAX_LOSSES:
                 why = f"{MAX_LOSSES} times the target worker was lost in the same round"
                 return self.fail(InternalError(why))
-        if self.phase in (Phase.VERIFYING, Phase.WAITING):
-            self.stall(now)
+        self._wait_for_target(now)
         return []
 
     def leave_target(self, now: float) -> list[Action]:
         """Close the sequence on a live target, because another target takes it over."""
         closing = self.close_target()
         self.target.lose()
+        self._wait_for_target(now)
+        return closing
+
+    def _wait_for_target(self, now: float) -> None:
+        """Stall if the target worker that is gone was to answer, or to tell of free blocks."""
         if self.phase in (Phase.VERIFYING, Phase.WAITING):
             self.stall(now)
-        return closing
 
     def ask_again(self, now: float) -> list[Action]:
         """Resend the round. The target ignores it while computing, and repeats the verdict if it has one."""
