@@ -45,13 +45,12 @@ from paceline.core.errors import (
     InvalidArgumentError,
     NotFoundError,
     PacelineError,
-    TokenizerMismatchError,
     UnavailableError,
 )
 from paceline.core.security.secret import WorkerSecret
 from paceline.core.types import SequenceParams
 from paceline.rpc.codec import GenerateCall, check_against_model, check_choices_remain, check_token_ids
-from paceline.rpc.codec.info import check_compatible, check_role, check_same_model
+from paceline.rpc.codec.info import check_compatible, check_role, check_target
 from paceline.rpc.security.certificate_expiry import CertificateExpiry
 from paceline.v1 import common_pb2
 
@@ -466,15 +465,12 @@ class Coordinator:
         """Check a worker. Raises PacelineError, naming both values, if it cannot serve here."""
         check_role(info, link.role, link.address)
         if link.role == "target":
-            for other in self.dispatcher.targets:
-                if other is not link and other.ready and other.admitted is not None:
-                    check_same_model(other.admitted, info)
-            if info.tokenizer_fingerprint != self.vocabulary.fingerprint:
-                raise TokenizerMismatchError(
-                    "tokenizer",
-                    f"tokenizer_fingerprint of the target {info.model} is {info.tokenizer_fingerprint}, "
-                    f"of {self.config.tokenizer} {self.vocabulary.fingerprint}",
-                )
+            others = [
+                other.admitted
+                for other in self.dispatcher.targets
+                if other is not link and other.ready and other.admitted is not None
+            ]
+            check_target(info, others, self.config.tokenizer, self.vocabulary.fingerprint)
         else:
             check_compatible(self.target_info(), info)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paceline.core.errors import FailedPreconditionError, InvalidArgumentError, TokenizerMismatchError
 from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.v1 import common_pb2
@@ -33,6 +35,24 @@ def check_same_model(known: common_pb2.WorkerInfo, other: common_pb2.WorkerInfo)
             raise FailedPreconditionError(
                 f"{name} is {theirs} for {other.model}, {ours} for {known.model}, which other targets serve"
             )
+
+
+def check_target(
+    info: common_pb2.WorkerInfo, others: Iterable[common_pb2.WorkerInfo], tokenizer: str, fingerprint: str
+) -> None:
+    """Raise unless a target serves what the `others` do, with the coordinator's tokenizer.
+
+    FailedPreconditionError and TokenizerMismatchError have both values. `tokenizer` is the name of the
+    coordinator's, `fingerprint` that of its vocabulary.
+    """
+    for other in others:
+        check_same_model(other, info)
+    if info.tokenizer_fingerprint != fingerprint:
+        raise TokenizerMismatchError(
+            "tokenizer",
+            f"tokenizer_fingerprint of the target {info.model} is {info.tokenizer_fingerprint}, "
+            f"of {tokenizer} {fingerprint}",
+        )
 
 
 def check_compatible(target: common_pb2.WorkerInfo, draft: common_pb2.WorkerInfo) -> None:
