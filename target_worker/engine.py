@@ -201,7 +201,7 @@ class TargetEngine:
     def _conclude(self, r: VerifyInProgress, row: PrecomputedRow) -> list[TargetEvent]:
         """The verdict of a round that its first row decides alone; none where a pass is needed."""
         proposed, session = r.command.proposal.token_ids, r.job.held.session
-        if proposed and (not session.params.target_decides or row.outcome == (0, proposed[0])):
+        if proposed and (not session.params.target_decides or row.outcome == Outcome(0, proposed[0])):
             return []
         if proposed:
             r.job.sequences_in_pass = 1  # the verdict's timings say so: see Timings.sequences
@@ -216,8 +216,8 @@ class TargetEngine:
         r = self._rounds.get(command.sequence_id)
         if r is None or place(r.command) != place(command):
             return
-        for (accepted, _), proposal in command.proposals.items():
-            self._check(after(command, accepted, proposal), r.job.held)
+        for outcome, proposal in command.proposals.items():
+            self._check(after(command, outcome.num_accepted, proposal), r.job.held)
         longest = command.base_length + r.command.proposal.num_draft_tokens + 1
         if command.plain_otherwise and longest > self._max_model_len:
             raise InvalidArgumentError(
@@ -371,8 +371,8 @@ class TargetEngine:
 
     def _settle(self, r: VerifyInProgress, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...]) -> Verdict:
         """Add the accepted tokens to the session, roll the cache back, store the answer."""
-        held, command, (num_accepted, next_token) = r.job.held, r.command, outcome
-        tokens = (*command.proposal.token_ids[:num_accepted], next_token)
+        held, command, num_accepted = r.job.held, r.command, outcome.num_accepted
+        tokens = (*command.proposal.accepted(outcome), outcome.next_token)
         held.session.tokens.extend(tokens)
         held.cut_to(command.base_length + num_accepted)
         held.found_sound()

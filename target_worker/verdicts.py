@@ -51,12 +51,12 @@ def _logprobs_of(
     rows: list[int] = []
     tokens: list[int] = []
     counts: list[int] = []
-    for i, start, (accepted, token), count in asked:
+    for i, start, (accepted, token, _), count in asked:
         rows.extend(range(start, start + accepted + 1))
         tokens.extend((*items[i].proposal.token_ids[:accepted], token))
         counts.extend([count] * (accepted + 1))
     reported = iter(reported_logprobs(rows_at(logits, rows), tokens, counts))
-    for i, _, (accepted, _), _ in asked:
+    for i, _, (accepted, *_), _ in asked:
         told[i] = tuple(itertools.islice(reported, accepted + 1))
     return told
 

@@ -67,6 +67,15 @@ MAX_UNKNOWN_FIELD_BYTES: Final = 64 * 1024
 MAX_SPECULATIVE_TOKENS: Final = 32
 """Draft tokens of one round (K)."""
 
+MAX_TREE_NODES: Final = 64
+"""Nodes of a draft tree, and tries before those of one node are merged."""
+
+MAX_TREE_WIDTH: Final = 16
+"""Children of a node of a draft tree that one drafter proposes."""
+
+MAX_DRAFTS: Final = 4
+"""Draft workers that propose for one sequence."""
+
 MAX_CONTINUATIONS: Final = 256
 """Outcomes of one verification for which tokens are drafted ahead."""
 

@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.core.errors import PacelineError
-from paceline.core.types import Outcome, Proposal, SequenceParams, Timings, TokenLogprobs, Verdict
+from paceline.core.types import (
+    CHAIN,
+    Outcome,
+    Proposal,
+    SequenceParams,
+    Timings,
+    TokenLogprobs,
+    TreeShape,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ class VerifyAhead:
 
 @dataclass(frozen=True, slots=True)
 class DraftRound:
-    """Propose `num_draft_tokens` tokens after a ledger of `base_length` tokens."""
+    """Propose `num_draft_tokens` tokens after a ledger of `base_length` tokens, or a tree of that depth."""
 
     sequence_id: str
     epoch: int
@@ -67,6 +76,8 @@ class DraftRound:
     """Draft tokens of each continuation; 0 means `num_draft_tokens`."""
     proposal_known: bool = False
     """The sender already has the proposal from a continuation and expects no answer."""
+    shape: TreeShape = CHAIN
+    """Bounds of the tree; a chain by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +108,8 @@ class DraftProposal:
     base_length: int
     proposal: Proposal
     num_computed_tokens: int
-    """Entries in the draft's cache: base_length + K - 1, because the last draft token was not fed."""
+    """Entries in the draft's cache: base_length + K - 1, because the last draft token was not fed. After a
+    tree, base_length: the entries of its nodes are not counted."""
     timings: Timings = field(default_factory=Timings)
 
 

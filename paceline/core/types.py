@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from paceline.core import limits
 from paceline.core.acceptance import GREEDY_MODE, AcceptanceMode
@@ -26,6 +26,7 @@ from paceline.core.validation import (
 )
 
 __all__ = [
+    "CHAIN",
     "AcceptanceMode",
     "FinishReason",
     "Outcome",
@@ -38,6 +39,7 @@ __all__ = [
     "Timings",
     "TokenLogprobs",
     "TokenOrigin",
+    "TreeShape",
     "Verdict",
 ]
 
@@ -164,6 +166,8 @@ class SequenceParams:
     """Only sequences with the same salt share cached prefixes."""
     traceparent: str = ""
     """W3C trace context of the request's span; empty if the request is not traced."""
+    draft_index: int = 0
+    """Which of the sequence's drafts a worker is. Draws of different ones are independent."""
 
     @property
     def judged_as(self) -> AcceptanceMode:
@@ -193,22 +197,80 @@ class SparseDistribution:
         return self.uniform_over or len(self.token_ids) // 4
 
 
+class TreeShape(NamedTuple):
+    """Bounds of a draft tree, besides its depth."""
+
+    width: int = 1
+    """Most children of a node; 1 is a chain."""
+    nodes: int = 0
+    """Most tries, before those that drew the same token after the same node are merged. Ignored for a
+    chain."""
+
+    @property
+    def is_chain(self) -> bool:
+        """True if it bounds nothing but the depth."""
+        return self.width == 1
+
+
+CHAIN: Final = TreeShape()
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """Draft tokens as a tree in topological order.
 
     `parents` is empty for a chain; else it has one entry per node: the parent's index, or -1 for the root.
-    `distributions` is empty in coupled mode or for a deterministic drafter; else it has one entry per node.
+    No two children of a node have the same token. Where draft and target share the noise, nodes are in the
+    order of their value: the first n of them are the best tree of n nodes.
+
+    A try is a token that a drafter drew after a node. Tries of one token after one node share that node.
+    `tries` has the node of each, in the order in which tries after one node are judged; empty means one for
+    each node, in order. `distributions` is empty in coupled mode or for a deterministic drafter; else it has
+    one entry per try.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     distributions: tuple[SparseDistribution, ...] = ()
+    tries: tuple[int, ...] = ()
 
     @property
     def num_draft_tokens(self) -> int:
         """K of a chain, number of nodes of a tree."""
         return len(self.token_ids)
+
+    @property
+    def is_tree(self) -> bool:
+        """True if the nodes have parents of their own; a chain may be written as a tree."""
+        return bool(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Number of nodes on the longest path."""
+        if not self.parents:
+            return len(self.token_ids)
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent + 1] + 1)
+        return max(depths)
+
+    def path_to(self, node: int | None) -> tuple[int, ...]:
+        """The nodes of a tree from a child of the root to `node`; none for None."""
+        path: list[int] = []
+        while node is not None and node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return tuple(reversed(path))
+
+    def accepted(self, outcome: Outcome) -> tuple[int, ...]:
+        """The draft tokens that an outcome accepts."""
+        if not self.parents:
+            return self.token_ids[: outcome.num_accepted]
+        return tuple(self.token_ids[node] for node in self.path_to(outcome.last_node))
+
+    def first(self, count: int) -> Proposal:
+        """Its first `count` nodes. Only for a proposal without distributions: dropping tries is biased."""
+        return Proposal(self.token_ids[:count], self.parents[:count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +318,8 @@ class Outcome(NamedTuple):
 
     num_accepted: int
     next_token: int
+    last_node: int | None = None
+    """The last accepted node of a tree; None for a chain, or if no token is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +336,15 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One entry per token id if the request asks for log-probabilities."""
     went_on_with: int | None = None
-    """None if the next round has not begun. Else the number of draft tokens it began with: those of the
-    VerifyAhead proposal for this outcome, or 0 if there was none."""
+    """None if the next round has not begun. Else the number of draft tokens (of a tree: nodes) it began with:
+    the first ones of the VerifyAhead proposal for this outcome, or 0 if there was none."""
     forced_token_ids: tuple[int, ...] = ()
     """Tokens that the sequence's structured output leaves no choice about, behind `token_ids`."""
+    accepted_nodes: tuple[int, ...] = ()
+    """The accepted nodes of a tree, a path from its root; empty for a chain."""
 
     @property
     def outcome(self) -> Outcome:
         """The key of a proposal in VerifyAhead."""
-        return Outcome(self.num_accepted, self.token_ids[-1])
+        last = self.accepted_nodes[-1] if self.accepted_nodes else None
+        return Outcome(self.num_accepted, self.token_ids[-1], last)

@@ -332,12 +332,15 @@ class SequenceParams(_message.Message):
     BAD_WORDS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    DRAFT_INDEX_FIELD_NUMBER: _builtins.int
     acceptance_mode: Global___AcceptanceMode.ValueType
     prompt_length: _builtins.int
     cache_salt: _builtins.str
     """Cached prefixes are shared among sequences with the same salt only."""
     traceparent: _builtins.str
     """W3C trace context of the request's span; empty: the request is not traced."""
+    draft_index: _builtins.int
+    """Which of the sequence's drafts a worker is: their draws are independent. 0 for a single one."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
@@ -353,10 +356,11 @@ class SequenceParams(_message.Message):
         bad_words_token_ids: _abc.Iterable[Global___TokenSequence] | None = ...,
         cache_salt: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        draft_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "bad_words_token_ids", b"bad_words_token_ids", "cache_salt", b"cache_salt", "prompt_length", b"prompt_length", "sampling", b"sampling", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "bad_words_token_ids", b"bad_words_token_ids", "cache_salt", b"cache_salt", "draft_index", b"draft_index", "prompt_length", b"prompt_length", "sampling", b"sampling", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -439,6 +443,7 @@ class Proposal(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PARENTS_FIELD_NUMBER: _builtins.int
     DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    TRIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -447,7 +452,13 @@ class Proposal(_message.Message):
 
     @_builtins.property
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SparseDistribution]:
-        """Empty where nodes need none; else one each node."""
+        """Empty where nodes need none; else one each try."""
+
+    @_builtins.property
+    def tries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The node of each try. A try is a token that a drafter drew after a node, from a distribution of its own;
+        tries after one node are judged in this order. Empty: one each node, in their order.
+        """
 
     def __init__(
         self,
@@ -455,10 +466,11 @@ class Proposal(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         parents: _abc.Iterable[_builtins.int] | None = ...,
         distributions: _abc.Iterable[Global___SparseDistribution] | None = ...,
+        tries: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["distributions", b"distributions", "parents", b"parents", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distributions", b"distributions", "parents", b"parents", "token_ids", b"token_ids", "tries", b"tries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -658,6 +670,7 @@ class WorkerInfo(_message.Message):
     LOOKAHEAD_BRANCHES_FIELD_NUMBER: _builtins.int
     SUB_DRAFTER_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    MAX_TREE_NODES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     role: _builtins.str
     """"target" or "draft"."""
@@ -687,6 +700,8 @@ class WorkerInfo(_message.Message):
     """
     model_fingerprint: _builtins.str
     """Distinguishes models by their weights; empty without any."""
+    max_tree_nodes: _builtins.int
+    """Nodes of the largest tree that it proposes or verifies; 0: only chains."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -718,10 +733,11 @@ class WorkerInfo(_message.Message):
         lookahead_branches: _builtins.int = ...,
         sub_drafter: _builtins.str = ...,
         model_fingerprint: _builtins.str = ...,
+        max_tree_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "local_socket", b"local_socket", "lookahead_branches", b"lookahead_branches", "max_model_len", b"max_model_len", "max_speculative_tokens", b"max_speculative_tokens", "memory", b"memory", "model", b"model", "model_fingerprint", b"model_fingerprint", "num_parameters", b"num_parameters", "process_id", b"process_id", "protocol_version", b"protocol_version", "role", b"role", "sub_drafter", b"sub_drafter", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "local_socket", b"local_socket", "lookahead_branches", b"lookahead_branches", "max_model_len", b"max_model_len", "max_speculative_tokens", b"max_speculative_tokens", "max_tree_nodes", b"max_tree_nodes", "memory", b"memory", "model", b"model", "model_fingerprint", b"model_fingerprint", "num_parameters", b"num_parameters", "process_id", b"process_id", "protocol_version", b"protocol_version", "role", b"role", "sub_drafter", b"sub_drafter", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -736,8 +752,11 @@ class Continuation(_message.Message):
     NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
     NEXT_TOKEN_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
+    LAST_NODE_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     next_token: _builtins.int
+    last_node: _builtins.int
+    """The last accepted node of a tree. Not set for a chain, or where no token is accepted."""
     @_builtins.property
     def proposal(self) -> Global___Proposal: ...
     def __init__(
@@ -746,11 +765,14 @@ class Continuation(_message.Message):
         num_accepted: _builtins.int = ...,
         next_token: _builtins.int = ...,
         proposal: Global___Proposal | None = ...,
+        last_node: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_node", b"_last_node", "last_node", b"last_node", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_token", b"next_token", "num_accepted", b"num_accepted", "proposal", b"proposal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_node", b"_last_node", "last_node", b"last_node", "next_token", b"next_token", "num_accepted", b"num_accepted", "proposal", b"proposal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__last_node: _TypeAlias = _typing.Literal["last_node"]  # noqa: Y015
+    _WhichOneofArgType__last_node: _TypeAlias = _typing.Literal["_last_node", b"_last_node"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_node) -> _WhichOneofReturnType__last_node | None: ...
 
 Global___Continuation: _TypeAlias = Continuation  # noqa: Y015

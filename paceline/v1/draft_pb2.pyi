@@ -141,7 +141,7 @@ Global___OpenDraftSequence: _TypeAlias = OpenDraftSequence  # noqa: Y015
 
 @_typing.final
 class DraftRound(_message.Message):
-    """Propose `num_draft_tokens` tokens after the ledger."""
+    """Propose `num_draft_tokens` tokens after the ledger, or a tree of that depth."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -153,6 +153,8 @@ class DraftRound(_message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_LOOKAHEAD_TOKENS_FIELD_NUMBER: _builtins.int
     PROPOSAL_KNOWN_FIELD_NUMBER: _builtins.int
+    TREE_WIDTH_FIELD_NUMBER: _builtins.int
+    MAX_TREE_NODES_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -163,6 +165,10 @@ class DraftRound(_message.Message):
     """Draft tokens of each continuation of this round; 0: as many as `num_draft_tokens`."""
     proposal_known: _builtins.bool
     """The sender has the proposal, from a continuation: the worker goes on from it without an answer."""
+    tree_width: _builtins.int
+    """Most children of a node. 0 or 1: a chain."""
+    max_tree_nodes: _builtins.int
+    """Most tries of a tree, before those of one node are merged. 0 for a chain."""
     @_builtins.property
     def committed_tail(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ledger's last tokens, as many as the sender believes the worker lacks."""
@@ -178,10 +184,12 @@ class DraftRound(_message.Message):
         num_draft_tokens: _builtins.int = ...,
         num_lookahead_tokens: _builtins.int = ...,
         proposal_known: _builtins.bool = ...,
+        tree_width: _builtins.int = ...,
+        max_tree_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "committed_tail", b"committed_tail", "epoch", b"epoch", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_tokens", b"num_lookahead_tokens", "proposal_known", b"proposal_known", "round", b"round", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "committed_tail", b"committed_tail", "epoch", b"epoch", "max_tree_nodes", b"max_tree_nodes", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_tokens", b"num_lookahead_tokens", "proposal_known", b"proposal_known", "round", b"round", "sequence_id", b"sequence_id", "tree_width", b"tree_width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,7 +266,7 @@ class DraftProposal(_message.Message):
     base_length: _builtins.int
     """Tokens in the ledger this proposal follows."""
     num_computed_tokens: _builtins.int
-    """Cache entries after drafting."""
+    """Cache entries after drafting; those of a tree's nodes are not counted."""
     @_builtins.property
     def proposal(self) -> _common_pb2.Proposal: ...
     @_builtins.property

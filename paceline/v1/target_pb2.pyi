@@ -352,6 +352,7 @@ class Verdict(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     WENT_ON_WITH_FIELD_NUMBER: _builtins.int
     FORCED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_NODES_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -359,8 +360,8 @@ class Verdict(_message.Message):
     num_computed_tokens: _builtins.int
     """Cache entries after the worker truncated its own cache."""
     went_on_with: _builtins.int
-    """Set if a VerifyAhead let round + 1 begin: with so many tokens of the proposal it gave for this
-    outcome, 0 if it gave none.
+    """Set if a VerifyAhead let round + 1 begin: with so many tokens (of a tree: nodes) of the proposal it gave
+    for this outcome, 0 if it gave none.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -378,6 +379,10 @@ class Verdict(_message.Message):
     def forced_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens behind `token_ids` that the request's structured output leaves no choice about."""
 
+    @_builtins.property
+    def accepted_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The accepted nodes of a tree: a path from its root. Empty for a chain."""
+
     def __init__(
         self,
         *,
@@ -391,10 +396,11 @@ class Verdict(_message.Message):
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
         went_on_with: _builtins.int | None = ...,
         forced_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        accepted_nodes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_went_on_with", b"_went_on_with", "timings", b"timings", "went_on_with", b"went_on_with"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_went_on_with", b"_went_on_with", "epoch", b"epoch", "forced_token_ids", b"forced_token_ids", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_computed_tokens", b"num_computed_tokens", "round", b"round", "sequence_id", b"sequence_id", "timings", b"timings", "token_ids", b"token_ids", "went_on_with", b"went_on_with"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_went_on_with", b"_went_on_with", "accepted_nodes", b"accepted_nodes", "epoch", b"epoch", "forced_token_ids", b"forced_token_ids", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_computed_tokens", b"num_computed_tokens", "round", b"round", "sequence_id", b"sequence_id", "timings", b"timings", "token_ids", b"token_ids", "went_on_with", b"went_on_with"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__went_on_with: _TypeAlias = _typing.Literal["went_on_with"]  # noqa: Y015
     _WhichOneofArgType__went_on_with: _TypeAlias = _typing.Literal["_went_on_with", b"_went_on_with"]  # noqa: Y015

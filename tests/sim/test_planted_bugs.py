@@ -97,7 +97,7 @@ def machine_catches(machine: type, base: settings) -> None:
 
 def settle_off_by(entries: int) -> Callable[..., Verdict]:
     def settle(self: TargetEngine, r: Any, outcome: Outcome, logprobs: Any) -> Verdict:
-        held, command, (num_accepted, next_token) = r.job.held, r.command, outcome
+        held, command, (num_accepted, next_token, _) = r.job.held, r.command, outcome
         tokens = (*command.proposal.token_ids[:num_accepted], next_token)
         held.session.tokens.extend(tokens)
         right = command.base_length + num_accepted

@@ -97,6 +97,7 @@ def proposal_to_proto(proposal: Proposal) -> common_pb2.Proposal:
             )
             for d in proposal.distributions
         ],
+        tries=proposal.tries,
     )
 
 
@@ -105,15 +106,27 @@ def proposal_from_proto(message: common_pb2.Proposal) -> Proposal:
 
     The target worker checks ids against the vocabulary, and probabilities, when it builds tensors.
     """
-    check_count("proposal.token_ids", message.token_ids, limits.MAX_SPECULATIVE_TOKENS)
-    for name in ("parents", "distributions"):
-        if len(getattr(message, name)) not in (0, len(message.token_ids)):
-            raise InvalidArgumentError(f"proposal.{name}", "must be empty or have one entry per node")
+    most = limits.MAX_TREE_NODES if message.parents else limits.MAX_SPECULATIVE_TOKENS
+    check_count("proposal.token_ids", message.token_ids, most)
+    check_count("proposal.tries", message.tries, limits.MAX_TREE_NODES)
+    token_ids, parents, tries = tuple(message.token_ids), tuple(message.parents), tuple(message.tries)
+    if len(parents) not in (0, len(token_ids)):
+        raise InvalidArgumentError("proposal.parents", "must be empty or have one entry per node")
+    if len(message.distributions) not in (0, len(tries or token_ids)):
+        raise InvalidArgumentError("proposal.distributions", "must be empty or have one entry per try")
     refuse_unknown_fields(message, "proposal")
-    token_ids, parents = tuple(message.token_ids), tuple(message.parents)
+    _check_tree(token_ids, parents, tries)
+    distributions = tuple(_sparse_from_proto(d) for d in message.distributions)
+    return Proposal(token_ids, parents, distributions, tries)
+
+
+def _check_tree(token_ids: tuple[int, ...], parents: tuple[int, ...], tries: tuple[int, ...]) -> None:
     if any(not -1 <= parent < index for index, parent in enumerate(parents)):
         raise InvalidArgumentError("proposal.parents", "must be in topological order")
-    return Proposal(token_ids, parents, tuple(_sparse_from_proto(d) for d in message.distributions))
+    if len(set(zip(parents, token_ids, strict=False))) != len(parents):
+        raise InvalidArgumentError("proposal.token_ids", "name one child of a node twice")
+    if tries and set(tries) != set(range(len(token_ids))):
+        raise InvalidArgumentError("proposal.tries", "must name nodes of the proposal, and each of them")
 
 
 def _sparse_from_proto(message: common_pb2.SparseDistribution) -> SparseDistribution:
@@ -176,6 +189,7 @@ def verdict_to_proto(sequence_id: str, epoch: int, round_number: int, verdict: V
         logprobs=[_logprobs_to_proto(entry) for entry in verdict.logprobs],
         went_on_with=verdict.went_on_with,
         forced_token_ids=verdict.forced_token_ids,
+        accepted_nodes=verdict.accepted_nodes,
     )
 
 
@@ -186,6 +200,8 @@ def verdict_from_proto(message: target_pb2.Verdict) -> Verdict:
     check_count("verdict.token_ids", message.token_ids, limits.MAX_SPECULATIVE_TOKENS + 1)
     check_count("verdict.forced_token_ids", message.forced_token_ids, limits.MAX_SPECULATIVE_TOKENS)
     check_count("verdict.logprobs", message.logprobs, len(message.token_ids))
+    if len(message.accepted_nodes) not in (0, message.num_accepted):
+        raise InvalidArgumentError("verdict.accepted_nodes", "must be empty or the accepted tokens' nodes")
     logprobs = tuple(_logprobs_from_proto(entry) for entry in message.logprobs)
     if logprobs and [entry.token_id for entry in logprobs] != list(message.token_ids):
         raise InvalidArgumentError("verdict.logprobs", "must be empty or have one entry per token")
@@ -197,6 +213,7 @@ def verdict_from_proto(message: target_pb2.Verdict) -> Verdict:
         logprobs=logprobs,
         went_on_with=message.went_on_with if message.HasField("went_on_with") else None,
         forced_token_ids=tuple(message.forced_token_ids),
+        accepted_nodes=tuple(message.accepted_nodes),
     )
 
 

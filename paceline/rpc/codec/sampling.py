@@ -219,6 +219,7 @@ def sequence_params_to_proto(params: SequenceParams) -> common_pb2.SequenceParam
         ],
         cache_salt=params.cache_salt,
         traceparent=params.traceparent,
+        draft_index=params.draft_index,
     )
 
 
@@ -238,6 +239,8 @@ def sequence_params_from_proto(message: common_pb2.SequenceParams) -> SequencePa
     bad_words = tuple(tuple(sequence.token_ids) for sequence in message.bad_words_token_ids)
     if len(message.cache_salt) > 2 * limits.MAX_CACHE_SALT_CHARACTERS:
         raise InvalidArgumentError("cache_salt", f"at most {2 * limits.MAX_CACHE_SALT_CHARACTERS} characters")
+    if message.draft_index >= limits.MAX_DRAFTS:
+        raise InvalidArgumentError("draft_index", f"must be below {limits.MAX_DRAFTS}")
     return SequenceParams(
         sampling=sampling,
         mode=mode_from_proto(message.acceptance_mode),
@@ -245,6 +248,7 @@ def sequence_params_from_proto(message: common_pb2.SequenceParams) -> SequencePa
         bad_words_token_ids=bad_words,
         cache_salt=message.cache_salt,
         traceparent=_traceparent(message.traceparent),
+        draft_index=message.draft_index,
     )
 
 

@@ -27,7 +27,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import Outcome, Proposal
+from paceline.core.types import CHAIN, Outcome, Proposal, TreeShape
 from paceline.rpc import codec
 from paceline.rpc.codec.status import from_status, to_status
 from paceline.v1 import common_pb2, draft_pb2, target_pb2
@@ -98,6 +98,7 @@ def _fill_verify_round(message: target_pb2.VerifyRound, command: VerifyRound) ->
     message.committed_tail.extend(command.committed_tail)
     message.proposal.token_ids.extend(command.proposal.token_ids)
     message.proposal.parents.extend(command.proposal.parents)
+    message.proposal.tries.extend(command.proposal.tries)
     for distribution in command.proposal.distributions:
         message.proposal.distributions.add(
             token_ids=distribution.token_ids,
@@ -132,6 +133,8 @@ def draft_request(commands: Iterable[DraftCommand]) -> draft_pb2.DraftRequest:
                         num_draft_tokens=command.num_draft_tokens,
                         num_lookahead_tokens=command.num_lookahead_tokens,
                         proposal_known=command.proposal_known,
+                        tree_width=0 if command.shape.is_chain else command.shape.width,
+                        max_tree_nodes=0 if command.shape.is_chain else command.shape.nodes,
                     )
                 )
             case CloseSequence():
@@ -240,6 +243,19 @@ def _check_num_draft_tokens(name: str, k: int) -> None:
         raise InvalidArgumentError(name, f"must be between 1 and {limits.MAX_SPECULATIVE_TOKENS}")
 
 
+def _shape(message: draft_pb2.DraftRound) -> TreeShape:
+    width, nodes = message.tree_width, message.max_tree_nodes
+    if width <= 1:
+        if nodes:
+            raise InvalidArgumentError("max_tree_nodes", "requires tree_width above 1")
+        return CHAIN
+    if width > limits.MAX_TREE_WIDTH:
+        raise InvalidArgumentError("tree_width", f"must be at most {limits.MAX_TREE_WIDTH}")
+    if not 1 <= nodes <= limits.MAX_TREE_NODES:
+        raise InvalidArgumentError("max_tree_nodes", f"must be between 1 and {limits.MAX_TREE_NODES}")
+    return TreeShape(width, nodes)
+
+
 def _draft_round(message: draft_pb2.DraftRound) -> DraftRound | SequenceFailed:
     try:
         codec.check_count("committed_tail", message.committed_tail, limits.MAX_LEDGER_TOKENS)
@@ -247,6 +263,7 @@ def _draft_round(message: draft_pb2.DraftRound) -> DraftRound | SequenceFailed:
         _check_num_draft_tokens("num_draft_tokens", message.num_draft_tokens)
         if message.num_lookahead_tokens:
             _check_num_draft_tokens("num_lookahead_tokens", message.num_lookahead_tokens)
+        shape = _shape(message)
     except InvalidArgumentError as error:
         return SequenceFailed(message.sequence_id, message.epoch, message.round, error)
     return DraftRound(
@@ -258,6 +275,7 @@ def _draft_round(message: draft_pb2.DraftRound) -> DraftRound | SequenceFailed:
         message.num_draft_tokens,
         message.num_lookahead_tokens,
         message.proposal_known,
+        shape,
     )
 
 
@@ -316,9 +334,12 @@ def _continuations_to_proto(event: Continuations) -> draft_pb2.Continuations:
 def _continuations(proposals: Mapping[Outcome, Proposal]) -> list[common_pb2.Continuation]:
     return [
         common_pb2.Continuation(
-            num_accepted=accepted, next_token=token, proposal=codec.proposal_to_proto(proposal)
+            num_accepted=accepted,
+            next_token=token,
+            last_node=node,
+            proposal=codec.proposal_to_proto(proposal),
         )
-        for (accepted, token), proposal in proposals.items()
+        for (accepted, token, node), proposal in proposals.items()
     ]
 
 
@@ -328,7 +349,8 @@ def _proposals_by_outcome(
     codec.check_count("continuations", continuations, limits.MAX_CONTINUATIONS)
     proposals: dict[Outcome, Proposal] = {}
     for each in continuations:
-        outcome = Outcome(each.num_accepted, each.next_token)
+        node = each.last_node if each.HasField("last_node") else None
+        outcome = Outcome(each.num_accepted, each.next_token, node)
         proposals[outcome] = codec.proposal_from_proto(each.proposal)
         codec.refuse_unknown_fields(each, "continuations")
     return proposals
