@@ -102,8 +102,8 @@ class Steps:
         if not is_sensible(event.proposal, state.present.num_wanted, state.planner.vocabulary_size):
             return self.go_on_without_draft(now)
         state.draft.has_read(state.ledger)
-        drafted, prefill = event.proposal.num_draft_tokens, event.timings.prefill
-        state.planner.policy.on_proposal(drafted, waited, state.present.num_unread, prefill)
+        prefill = event.timings.prefill
+        state.planner.policy.on_proposal(event.proposal, waited, state.present.num_unread, prefill)
         return self.verify(event.proposal, now)
 
     def go_on_without_draft(self, now: float) -> list[Action]:
@@ -170,7 +170,7 @@ class Steps:
         state = self.state
         state.draft.has_read(state.ledger)
         state.present.record.hit = True
-        state.planner.policy.on_proposal(proposal.num_draft_tokens, 0.0, 0)
+        state.planner.policy.on_proposal(proposal, 0.0, 0)
 
     def _follow(self, proposal: Proposal) -> Action:
         """Tell the draft which branch was right. The draft drafts ahead of it and sends no proposal."""
@@ -227,7 +227,7 @@ class Steps:
         state = self.state
         state.phase, state.deadline, state.target.sent_at = Phase.VERIFYING, now + state.deadlines.target, now
         state.present.prefills = state.present.record.prefills = prefills
-        state.planner.policy.on_verify(state.present.proposal.num_draft_tokens, prefills=prefills)
+        state.planner.policy.on_verify(state.present.proposal, prefills=prefills)
 
     def on_verdict(self, event: RoundVerdict, now: float) -> list[Action]:
         """Steps 3 and 4: commit, emit, and begin the next round. Each worker rolls back its own cache."""
@@ -245,7 +245,7 @@ class Steps:
             state.stats.cached_prompt_tokens = min(verdict.timings.cached_tokens, state.ledger.prompt_length)
         timing = None if state.present.prefills else Verification.of(waited, verdict.timings)
         # The policy gets the whole verdict; the statistics count committed tokens only.
-        state.planner.policy.on_verdict(num_draft, verdict.num_accepted, timing, state.present.guess)
+        state.planner.policy.on_verdict(state.present.proposal, verdict, timing, state.present.guess)
         # The worker extended its own copy of the ledger with the same tokens.
         state.target.known, state.target.computed = len(state.ledger) + len(verdict.token_ids), True
         following, state.target.losses = state.next.follows(verdict), 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from coordinator.proposers.interface import Evidence, Guess
 from coordinator.speculation.controller import Controller, RequestKind, pays
 from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance
-from paceline.core.types import AcceptanceMode, Timings
+from paceline.core.types import CHAIN, AcceptanceMode, Proposal, Timings, TreeShape, Verdict
 
 SEQUENCE_MEMORY = 200.0
 """Number of verdicts that a sequence's own acceptance remembers."""
@@ -84,6 +84,11 @@ class Policy(ABC):
             remaining: number of tokens that the sequence may still generate.
         """
 
+    def shape(self, k: int) -> TreeShape:
+        """Bounds of the tree of a round for which `choose` gave `k`, its depth."""
+        del k
+        return CHAIN
+
     def choose_guess(self, guesses: Sequence[Guess], most: int, num_draft: int) -> Guess | None:
         """The guess to verify instead of asking the draft, cut to its best length; None for the draft.
 
@@ -125,16 +130,16 @@ class Policy(ABC):
         self._read(lacking > CATCH_UP)
         self._clean = self._clean and lacking <= CATCH_UP
 
-    def on_proposal(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
+    def on_proposal(self, proposal: Proposal, seconds: float, lacking: int, prefill: float = 0.0) -> None:
         """A proposal arrived `seconds` after the request for it; 0 if it was drafted ahead.
 
         `prefill` is the worker's time in seconds for reading the missing tokens of this sequence.
         """
         self._drafting = seconds
-        if num_draft and lacking > CATCH_UP:
+        if proposal.token_ids and lacking > CATCH_UP:
             self.controller.caught_up(prefill, lacking)
 
-    def on_verify(self, num_draft: int, *, prefills: bool) -> None:
+    def on_verify(self, proposal: Proposal, *, prefills: bool) -> None:
         """A proposal, possibly empty, was sent to the target, which reads the prompt first if `prefills`."""
         self._read(prefills)
         if not self._joined:
@@ -145,16 +150,17 @@ class Policy(ABC):
         self._sequences = self.controller.sequences
 
     def on_verdict(
-        self, num_draft: int, num_accepted: int, timing: Verification | None, guess: Guess | None = None
+        self, proposal: Proposal, verdict: Verdict, timing: Verification | None, guess: Guess | None = None
     ) -> None:
         """A verdict came on a guess, or else on the draft's proposal.
 
         `timing` is None if the target read the prompt first.
         """
         self._read(False)
+        num_draft = proposal.num_draft_tokens
         if num_draft:
             learner = self.drafts if guess is None else self._guessed(guess)
-            learner.observe(num_draft, num_accepted)
+            learner.observe(num_draft, verdict.num_accepted)
         if timing is not None:
             self._measure(num_draft, timing, guessed=guess is not None)
         self._drafting, self._clean = 0.0, True
@@ -199,11 +205,18 @@ class Policy(ABC):
 
 @dataclass(slots=True)
 class FixedLength(Policy):
-    """The same K in every round."""
+    """The same K, and the same bounds of a tree, in every round."""
+
+    tree: TreeShape = CHAIN
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """K, or as many tokens as can be used."""
         return self._use(self.num_speculative_tokens, most)
+
+    def shape(self, k: int) -> TreeShape:
+        """The same bounds for each K."""
+        del k
+        return self.tree
 
     def choose_guess(self, guesses: Sequence[Guess], most: int, num_draft: int) -> Guess | None:
         """Propose up to K guessed tokens if there is no draft to ask."""

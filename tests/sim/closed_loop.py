@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from coordinator.proposers.interface import Guess
 from coordinator.speculation.controller import Controller
 from coordinator.speculation.policy import Policy, Verification
+from paceline.core.types import Proposal, Verdict
+from tests.sim.rounds import accepting, chain
 
 MAX_K = 8
 
@@ -64,12 +66,12 @@ class Always:
 
     def on_draft_request(self, lacking: int) -> None: ...
 
-    def on_proposal(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None: ...
+    def on_proposal(self, proposal: Proposal, seconds: float, lacking: int, prefill: float = 0.0) -> None: ...
 
-    def on_verify(self, num_draft: int, *, prefills: bool) -> None: ...
+    def on_verify(self, proposal: Proposal, *, prefills: bool) -> None: ...
 
     def on_verdict(
-        self, num_draft: int, num_accepted: int, timing: Verification | None, guess: Guess | None = None
+        self, proposal: Proposal, verdict: Verdict, timing: Verification | None, guess: Guess | None = None
     ) -> None: ...
 
     def on_suspend(self) -> None: ...
@@ -231,7 +233,7 @@ class ClosedLoop:
         self.draft_pass()
 
     def proposal(self, job: Job) -> None:
-        job.policy.on_proposal(job.num_draft, self.now - job.sent_at, job.lacking, job.prefill)
+        job.policy.on_proposal(chain(job.num_draft), self.now - job.sent_at, job.lacking, job.prefill)
         self.verify(job)
 
     def verify(self, job: Job) -> None:
@@ -239,7 +241,7 @@ class ClosedLoop:
         self.hop(self.target_arrives, job)
 
     def waits(self, job: Job) -> None:
-        job.policy.on_verify(job.num_draft, prefills=job.first)
+        job.policy.on_verify(chain(job.num_draft), prefills=job.first)
         job.sent_at, job.number = self.now, job.number + 1
 
     def target_arrives(self, job: Job) -> None:
@@ -280,7 +282,7 @@ class ClosedLoop:
             accepted += 1
         waited, job.prefill_before = prefill + job.prefill_before, 0
         timing = None if job.first else Verification(self.now - job.sent_at, waited)
-        job.policy.on_verdict(job.num_draft, accepted, timing)
+        job.policy.on_verdict(chain(job.num_draft), accepting(accepted), timing)
         job.first = False
         made = min(accepted + 1, job.remaining)
         self.made += made

@@ -12,6 +12,7 @@ from harness.tiers import mostly_full
 from coordinator.speculation.controller import Controller
 from coordinator.speculation.expected_tokens import expected_tokens
 from coordinator.speculation.policy import GoodputPolicy, Policy
+from paceline.core.types import Proposal
 from tests.sim import policy
 from tests.sim.closed_loop import MAX_K, ClosedLoop, Machine, constant
 from tests.sim.policy import (
@@ -116,8 +117,8 @@ def test_a_distant_draft_is_not_used() -> None:
 @pytest.mark.planted
 def test_a_policy_ignoring_the_wire_is_noticed() -> None:
     class Wireless(GoodputPolicy):
-        def on_proposal(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
-            super().on_proposal(num_draft, max(0.0, seconds - 2 * FAR.wire), lacking, prefill)
+        def on_proposal(self, proposal: Proposal, seconds: float, lacking: int, prefill: float = 0.0) -> None:
+            super().on_proposal(proposal, max(0.0, seconds - 2 * FAR.wire), lacking, prefill)
 
     assert share(FAR, 1, constant(0.4), lambda c: Wireless(c, MAX_K)) < 0.9
 

@@ -38,8 +38,8 @@ class Scripted:
         self.calls.append(("choose", most, lacking, remaining))
         return min(self.ks.pop(0), most)
 
-    def on_proposal(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
-        self.calls.append(("on_proposal", num_draft, seconds, lacking))
+    def on_proposal(self, proposal: Proposal, seconds: float, lacking: int, prefill: float = 0.0) -> None:
+        self.calls.append(("on_proposal", proposal.num_draft_tokens, seconds, lacking))
         self.prefills.append(prefill)
 
     def on_draft_request(self, lacking: int) -> None:
@@ -50,14 +50,15 @@ class Scripted:
         length = min(self.copies.pop(0), most) if self.copies else 0
         return guesses[0].cut(length) if length else None
 
-    def on_verify(self, num_draft: int, *, prefills: bool) -> None:
-        self.calls.append(("on_verify", num_draft, prefills))
+    def on_verify(self, proposal: Proposal, *, prefills: bool) -> None:
+        self.calls.append(("on_verify", proposal.num_draft_tokens, prefills))
 
     def on_verdict(
-        self, num_draft: int, num_accepted: int, timing: Verification | None, guess: Guess | None = None
+        self, proposal: Proposal, verdict: Verdict, timing: Verification | None, guess: Guess | None = None
     ) -> None:
         context = [] if guess is None else [guess.context_length]
-        self.calls.append(("on_verdict", num_draft, num_accepted, timing, *context))
+        counts = proposal.num_draft_tokens, verdict.num_accepted
+        self.calls.append(("on_verdict", *counts, timing, *context))
 
     def on_suspend(self) -> None:
         self.calls.append(("on_suspend",))

@@ -175,7 +175,7 @@ def copying_plainly(*copies: int) -> tuple[Driver, Scripted]:
 
 
 def copies_told(number: int, base: int, outcome: tuple[int, int], *token_ids: int) -> VerifyAhead:
-    return VerifyAhead("s", 1, number, base, {outcome: Proposal(token_ids)}, plain_otherwise=True)
+    return VerifyAhead("s", 1, number, base, {Outcome(*outcome): Proposal(token_ids)}, plain_otherwise=True)
 
 
 def goes_on_with(it: Driver, count: int, *token_ids: int) -> list[Any]:

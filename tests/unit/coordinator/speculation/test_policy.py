@@ -22,6 +22,7 @@ from coordinator.speculation.policy import (
     Verification,
 )
 from paceline.core.types import AcceptanceMode
+from tests.sim.rounds import accepting, chain
 
 MOST = 8
 
@@ -45,10 +46,10 @@ def run(policy: Policy, acceptance: float, rounds: int, rng: random.Random, *, l
         k = policy.choose(MOST, lacking, 1000)
         if k:
             policy.on_draft_request(lacking)
-            policy.on_proposal(k, 0.0005 * k, lacking)
-        policy.on_verify(k, prefills=False)
+            policy.on_proposal(chain(k), 0.0005 * k, lacking)
+        policy.on_verify(chain(k), prefills=False)
         accepted = next((i for i in range(k) if rng.random() >= acceptance), k)
-        policy.on_verdict(k, accepted, Verification(0.012 if k else 0.01))
+        policy.on_verdict(chain(k), accepting(accepted), Verification(0.012 if k else 0.01))
         chosen.append(k)
     return chosen
 
@@ -70,7 +71,7 @@ def test_all_sequences_take_one_k() -> None:
     controller = experienced()
     policies = [GoodputPolicy(controller, MOST) for _ in range(8)]
     for policy in policies:
-        policy.on_verify(0, prefills=False)
+        policy.on_verify(chain(0), prefills=False)
     rng = random.Random(2)
     for _ in range(100):
         for policy in policies:
@@ -117,7 +118,7 @@ def test_the_table_gives_k_by_load(sequences: int, k: int) -> None:
     table = ((1, 4, 5), (5, 16, 3), (17, 64, 0))
     policies = [TablePolicy(controller, 5, table=table) for _ in range(sequences)]
     for policy in policies:
-        policy.on_verify(0, prefills=False)
+        policy.on_verify(chain(0), prefills=False)
     assert policies[0].choose(MOST, 0, 1000) == k
 
 
@@ -131,14 +132,14 @@ def test_disturbed_rounds_are_not_measured(spoil: str) -> None:
     k = policy.choose(MOST, 0, 1000)
     if spoil == "catching up":
         policy.on_draft_request(CATCH_UP + 1)
-    policy.on_verify(k, prefills=False)
+    policy.on_verify(chain(k), prefills=False)
     if spoil == "reading":
-        others[0].on_verify(0, prefills=True)
+        others[0].on_verify(chain(0), prefills=True)
     if spoil == "sequences":
         for other in others:
-            other.on_verify(0, prefills=False)
+            other.on_verify(chain(0), prefills=False)
     rows = 64 if spoil == "prompt rows" else 0
-    policy.on_verdict(k + (spoil == "another K"), 0, Verification(1.0, rows))
+    policy.on_verdict(chain(k + (spoil == "another K")), accepting(0), Verification(1.0, rows))
     assert controller.costs.round_seconds(0) is None
 
 
@@ -152,8 +153,8 @@ def test_rounds_beside_prompts_are_measured_if_none_else() -> None:
     controller = Controller(MOST)
     policy = GoodputPolicy(controller, MOST)
     for _ in range(STARVED + 2):
-        policy.on_verify(policy.choose(MOST, 0, 1000), prefills=False)
-        policy.on_verdict(0, 0, Verification(1.0, prefill_rows=64))
+        policy.on_verify(chain(policy.choose(MOST, 0, 1000)), prefills=False)
+        policy.on_verdict(chain(0), accepting(0), Verification(1.0, prefill_rows=64))
     assert controller.costs.round_seconds(0) is not None
 
 
@@ -161,11 +162,11 @@ def test_rounds_beside_prompts_are_measured_if_none_else() -> None:
 def test_running_and_reading_sequences_are_counted(end: str) -> None:
     controller = Controller(MOST)
     policy = GoodputPolicy(controller, MOST, kind_of(AcceptanceMode.COUPLED, 0.0))
-    policy.on_verify(0, prefills=True)
-    policy.on_verify(0, prefills=True)
+    policy.on_verify(chain(0), prefills=True)
+    policy.on_verify(chain(0), prefills=True)
     assert (controller.sequences, controller.reading) == (1, 1)
     if end == "verdict":
-        policy.on_verdict(0, 0, None)
+        policy.on_verdict(chain(0), accepting(0), None)
         assert (controller.sequences, controller.reading) == (1, 0)
     policy.on_suspend()
     policy.on_suspend()
@@ -194,7 +195,7 @@ def length_of(policy: Policy, match_length: int, most: int, num_draft: int) -> i
 
 def taught(policy: Policy, match_length: int, accepted: int, times: int = 300) -> None:
     for _ in range(times):
-        policy.on_verdict(4, accepted, None, guessed(match_length))
+        policy.on_verdict(chain(4), accepting(accepted), None, guessed(match_length))
 
 
 def test_accepted_copies_are_repeated() -> None:
@@ -240,8 +241,8 @@ def test_of_several_sources_the_learnt_best_is_taken(k: int | str, draft: int) -
     bad = replace(guessed(12), source="bad")
     if k == "auto":
         for _ in range(300):
-            policy.on_verdict(4, 4, None, good)
-            policy.on_verdict(4, 0, None, bad)
+            policy.on_verdict(chain(4), accepting(4), None, good)
+            policy.on_verdict(chain(4), accepting(0), None, bad)
         taken = policy.choose_guess([bad, good], MOST, draft)
         assert taken is not None
         assert taken.source == "good"
@@ -258,9 +259,9 @@ def test_a_k_above_the_controllers_is_served() -> None:
     rng = random.Random(1)
     for _ in range(50):
         k = fixed.choose(2 * MOST, 0, 1000)
-        fixed.on_proposal(k, 0.001, 0)
-        fixed.on_verify(k, prefills=False)
-        fixed.on_verdict(k, rng.randint(0, k), Verification(0.012))
+        fixed.on_proposal(chain(k), 0.001, 0)
+        fixed.on_verify(chain(k), prefills=False)
+        fixed.on_verdict(chain(k), accepting(rng.randint(0, k)), Verification(0.012))
     taught(fixed, 12, 4)
     assert length_of(fixed, 12, 2 * MOST, 2 * MOST) in (0, 2 * MOST)
     assert fixed.controller.round_seconds is not None
@@ -281,8 +282,8 @@ def test_copies_without_a_draft_are_weighed() -> None:
     controller = Controller(MOST)
     policy = GoodputPolicy(controller, MOST)
     for _ in range(100):
-        policy.on_verify(0, prefills=False)
-        policy.on_verdict(0, 0, Verification(0.01))
+        policy.on_verify(chain(0), prefills=False)
+        policy.on_verdict(chain(0), accepting(0), Verification(0.01))
     assert (controller.k, controller.best) == (0, 0)
     assert controller.goodput[0] == pytest.approx(100, rel=0.01)
     taught(policy, 2, 0)
@@ -296,7 +297,7 @@ def test_a_sequence_without_a_draft_chooses_no_k() -> None:
     policy = GoodputPolicy(controller, MOST)
     run(policy, 0.9, 50, random.Random(1))
     assert len(controller.choosing) == 1
-    policy.on_verify(0, prefills=False)
+    policy.on_verify(chain(0), prefills=False)
     assert not controller.choosing
     policy.on_suspend()
     assert controller.sequences == 0
