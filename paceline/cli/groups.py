@@ -19,9 +19,10 @@ GROUPS: Final = {
     ),
     "Speculation": (
         "num_speculative_tokens max_num_speculative_tokens num_speculative_tokens_per_batch_size "
-        "acceptance drafter corpus sub_drafter lookahead_branches lookahead_sequences pre_verify sources "
-        "prompt_lookup prompt_lookup_min prompt_lookup_max suffix_max_tree_depth suffix_max_spec_factor "
-        "suffix_min_token_prob suffix_cached_requests"
+        "tree_width max_tree_nodes drafts_per_sequence acceptance drafter corpus sub_drafter "
+        "lookahead_branches lookahead_sequences pre_verify sources prompt_lookup prompt_lookup_min "
+        "prompt_lookup_max suffix_max_tree_depth suffix_max_spec_factor suffix_min_token_prob "
+        "suffix_cached_requests"
     ),
     "Memory": (
         "num_blocks target_num_blocks draft_num_blocks gpu_memory_utilization "

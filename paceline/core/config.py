@@ -13,11 +13,15 @@ from paceline.core.types import AcceptanceMode
 from paceline.core.validation import (
     AUTO,
     DraftTokens,
+    TreeWidth,
     device,
     draft_token_table,
     draft_tokens,
     host_and_port,
+    number_of_drafts,
     prompt_lookup_range,
+    tree_nodes,
+    tree_width,
     worker_address,
 )
 
@@ -282,6 +286,9 @@ class CoordinatorConfig:
     num_speculative_tokens_per_batch_size: str = ""
     """K by number of running sequences, if K is `auto`: a JSON list of [lowest, highest, K] such as
     [[1, 4, 5], [5, 16, 3], [17, 64, 0]]; empty chooses K by measured goodput."""
+    tree_width: TreeWidth = 1
+    max_tree_nodes: int = 16
+    drafts_per_sequence: int = 1
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     prompt_lookup: bool = True
     """Guess draft tokens from texts, without the draft; `--no-prompt-lookup` stands for `--sources none`."""
@@ -379,6 +386,7 @@ class CoordinatorConfig:
             "max_num_speculative_tokens",
             f"must be between 1 and {limits.MAX_SPECULATIVE_TOKENS}",
         )
+        self._check_trees()
         prompt_lookup_range(self.prompt_lookup_min, self.prompt_lookup_max)
         for name, least, most in (
             ("suffix_max_tree_depth", 2, limits.MAX_PROMPT_LOOKUP),
@@ -414,6 +422,14 @@ class CoordinatorConfig:
         _ = self.tls
         without_authority = self.worker_tls is not None and not self.worker_tls_ca
         _check(not without_authority, "worker_tls_ca", "is required with worker_tls_certificate")
+
+    def _check_trees(self) -> None:
+        tree_width("tree_width", self.tree_width)
+        tree_nodes("max_tree_nodes", self.max_tree_nodes)
+        number_of_drafts("drafts_per_sequence", self.drafts_per_sequence)
+        for name in ("tree_width", "drafts_per_sequence") if self.acceptance.facts.whole_chain else ():
+            chain = getattr(self, name) in (1, AUTO)
+            _check(chain, name, f"must be 1 with acceptance {self.acceptance.value}, which takes no trees")
 
     @property
     def source_names(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ field's name.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
 
@@ -18,11 +18,15 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.structured import StructuredOutputs
 from paceline.core.validation import (
     DraftTokens,
+    TreeWidth,
     check_draw,
     draft_tokens,
     from_mapping,
+    number_of_drafts,
     prompt_lookup_range,
     require,
+    tree_nodes,
+    tree_width,
 )
 
 __all__ = [
@@ -64,6 +68,14 @@ class TokenOrigin(enum.Enum):
     """Plain decoding: the round had no proposal."""
 
 
+_CHECKS: Final[Mapping[str, Callable[[str, Any], object]]] = {
+    "num_speculative_tokens": draft_tokens,
+    "tree_width": tree_width,
+    "max_tree_nodes": tree_nodes,
+    "drafts_per_sequence": number_of_drafts,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
     """How to speculate for one request.
@@ -83,6 +95,11 @@ class SpeculationParams:
 
     `draft_temperature`, `draft_top_k` and `draft_top_p` replace the request's own values where the draft
     draws. The output stays that of the target: q is what was drawn from. They are refused at temperature 0.
+
+    With `tree_width` above 1 the draft proposes a tree: up to so many children after each node, K deep.
+    `auto` lets the server choose between chain and tree for every round. `drafts_per_sequence` draft workers
+    propose for one round, and their proposals are merged into one tree. `max_tree_nodes` bounds the draft
+    tokens of such a round. In block mode above temperature 0 there are only chains of one draft.
     """
 
     num_speculative_tokens: DraftTokens | None = None
@@ -94,11 +111,15 @@ class SpeculationParams:
     draft_temperature: float | None = None
     draft_top_k: int | None = None
     draft_top_p: float | None = None
+    tree_width: TreeWidth | None = None
+    max_tree_nodes: int | None = None
+    drafts_per_sequence: int | None = None
 
     def __post_init__(self) -> None:
         """Convert a mode given by name. Raises InvalidArgumentError naming the field."""
-        if self.num_speculative_tokens is not None:
-            draft_tokens("num_speculative_tokens", self.num_speculative_tokens)
+        for name, check in _CHECKS.items():
+            if (value := getattr(self, name)) is not None:
+                check(name, value)
         if isinstance(self.acceptance, str):
             names = [mode.value for mode in AcceptanceMode]
             require(self.acceptance in names, "acceptance", f"must be one of {', '.join(names)}")

@@ -100,11 +100,38 @@ DraftTokens = int | Literal["auto"]
 
 def draft_tokens(name: str, value: Any) -> DraftTokens:
     """K within its bound, or `auto`."""
+    return _number_or_auto(name, value, 0, limits.MAX_SPECULATIVE_TOKENS)
+
+
+TreeWidth = int | Literal["auto"]
+"""Most children of a node of a draft tree: 1 is a chain, and `auto` lets the coordinator choose chain or tree
+every round."""
+
+
+def tree_width(name: str, value: Any) -> TreeWidth:
+    """A width within its bound, or `auto`."""
+    return _number_or_auto(name, value, 1, limits.MAX_TREE_WIDTH)
+
+
+def tree_nodes(name: str, value: Any) -> int:
+    """A number of nodes within its bound."""
+    return _between(name, value, 1, limits.MAX_TREE_NODES)
+
+
+def number_of_drafts(name: str, value: Any) -> int:
+    """A number of drafts of one sequence within its bound."""
+    return _between(name, value, 1, limits.MAX_DRAFTS)
+
+
+def _number_or_auto(name: str, value: Any, least: int, most: int) -> int | Literal["auto"]:
     if value == AUTO:
         return AUTO
     require(not isinstance(value, str), name, f"must be an integer or {AUTO!r}, got {value!r}")
-    most = limits.MAX_SPECULATIVE_TOKENS
-    require(0 <= integer(name, value) <= most, name, f"must be between 0 and {most}, got {value}")
+    return _between(name, value, least, most)
+
+
+def _between(name: str, value: Any, least: int, most: int) -> int:
+    require(least <= integer(name, value) <= most, name, f"must be between {least} and {most}, got {value}")
     return int(value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paceline.core.types import SpeculationParams
 from paceline.loadtest.outcomes import RequestOutcome
@@ -44,8 +44,8 @@ def chosen(outcomes: Sequence[RequestOutcome], most: int) -> list[RequestOutcome
 
 
 def without_draft(speculation: SpeculationParams) -> SpeculationParams:
-    """The same parameters with plain decoding."""
-    return replace(speculation, num_speculative_tokens=0, prompt_lookup=False)
+    """Plain decoding in the same mode."""
+    return SpeculationParams(num_speculative_tokens=0, acceptance=speculation.acceptance)
 
 
 def compared(first: Sequence[RequestOutcome], again: Sequence[RequestOutcome]) -> VerifyReport:

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.core import limits
 from paceline.core.config import MODEL_DRAFTER, NO_SUB_DRAFTER
 from paceline.core.types import AcceptanceMode
-from paceline.core.validation import AUTO, DraftTokens
+from paceline.core.validation import AUTO, DraftTokens, TreeWidth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,9 @@ class StackOptions:
     num_speculative_tokens_per_batch_size: str = ""
     """K by number of running sequences, if K is `auto`: a JSON list of [lowest, highest, K] such as
     [[1, 4, 5], [5, 16, 3], [17, 64, 0]]; empty chooses K by measured goodput."""
+    tree_width: TreeWidth = 1
+    max_tree_nodes: int = 16
+    drafts_per_sequence: int = 1
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     prompt_lookup: bool = True
     """Guess draft tokens from texts, without the draft; `--no-prompt-lookup` stands for `--sources none`."""

@@ -124,6 +124,10 @@ class SpeculationParams(_message.Message):
     DRAFT_TEMPERATURE_FIELD_NUMBER: _builtins.int
     DRAFT_TOP_K_FIELD_NUMBER: _builtins.int
     DRAFT_TOP_P_FIELD_NUMBER: _builtins.int
+    TREE_WIDTH_FIELD_NUMBER: _builtins.int
+    AUTO_TREE_WIDTH_FIELD_NUMBER: _builtins.int
+    MAX_TREE_NODES_FIELD_NUMBER: _builtins.int
+    DRAFTS_PER_SEQUENCE_FIELD_NUMBER: _builtins.int
     num_speculative_tokens: _builtins.int
     """Unset: the server's setting. 0 switches drafting off."""
     acceptance_mode: _common_pb2.AcceptanceMode.ValueType
@@ -145,6 +149,16 @@ class SpeculationParams(_message.Message):
     """How the draft draws, in place of the request's own values. Not at temperature 0."""
     draft_top_k: _builtins.int
     draft_top_p: _builtins.float
+    tree_width: _builtins.int
+    """Most children of a node of a draft tree; 1 is a chain. 0: the server's setting, or `auto_tree_width`."""
+    auto_tree_width: _builtins.bool
+    """The server chooses between chain and tree for every round; tree_width is 0 then."""
+    max_tree_nodes: _builtins.int
+    """Most draft tokens of a round with a tree, those of several drafts counted before equal ones are merged.
+    0: the server's setting.
+    """
+    drafts_per_sequence: _builtins.int
+    """Draft workers that propose for one round. 0: the server's setting."""
     def __init__(
         self,
         *,
@@ -158,10 +172,14 @@ class SpeculationParams(_message.Message):
         draft_temperature: _builtins.float | None = ...,
         draft_top_k: _builtins.int | None = ...,
         draft_top_p: _builtins.float | None = ...,
+        tree_width: _builtins.int = ...,
+        auto_tree_width: _builtins.bool = ...,
+        max_tree_nodes: _builtins.int = ...,
+        drafts_per_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_temperature", b"_draft_temperature", "_draft_top_k", b"_draft_top_k", "_draft_top_p", b"_draft_top_p", "_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "draft_temperature", b"draft_temperature", "draft_top_k", b"draft_top_k", "draft_top_p", b"draft_top_p", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_temperature", b"_draft_temperature", "_draft_top_k", b"_draft_top_k", "_draft_top_p", b"_draft_top_p", "_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "acceptance_mode", b"acceptance_mode", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "draft_temperature", b"draft_temperature", "draft_top_k", b"draft_top_k", "draft_top_p", b"draft_top_p", "drafter", b"drafter", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_temperature", b"_draft_temperature", "_draft_top_k", b"_draft_top_k", "_draft_top_p", b"_draft_top_p", "_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "acceptance_mode", b"acceptance_mode", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "auto_tree_width", b"auto_tree_width", "draft_temperature", b"draft_temperature", "draft_top_k", b"draft_top_k", "draft_top_p", b"draft_top_p", "drafter", b"drafter", "drafts_per_sequence", b"drafts_per_sequence", "max_tree_nodes", b"max_tree_nodes", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tree_width", b"tree_width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft_temperature: _TypeAlias = _typing.Literal["draft_temperature"]  # noqa: Y015
     _WhichOneofArgType__draft_temperature: _TypeAlias = _typing.Literal["_draft_temperature", b"_draft_temperature"]  # noqa: Y015

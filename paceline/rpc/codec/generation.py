@@ -8,7 +8,7 @@ from typing import Final
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import FinishReason, SamplingParams, SpeculationParams, TokenOrigin
-from paceline.core.validation import AUTO, DraftTokens
+from paceline.core.validation import AUTO, DraftTokens, TreeWidth
 from paceline.rpc.codec.resume import Resumption, resumption_from_proto, resumption_to_proto
 from paceline.rpc.codec.sampling import (
     check_named_tokens,
@@ -38,6 +38,8 @@ _REASONS_BACK: dict[int, FinishReason] = {wire: reason for reason, wire in _REAS
 
 
 _OF_THE_DRAFT: Final = ("draft_temperature", "draft_top_k", "draft_top_p")
+_POSITIVE: Final = ("prompt_lookup_min", "prompt_lookup_max", "max_tree_nodes", "drafts_per_sequence")
+"""Fields of which 0 on the wire means the server's setting."""
 
 
 def speculation_to_proto(params: SpeculationParams) -> generation_pb2.SpeculationParams:
@@ -52,8 +54,12 @@ def speculation_to_proto(params: SpeculationParams) -> generation_pb2.Speculatio
     if params.prompt_lookup is not None:
         message.prompt_lookup = params.prompt_lookup
     message.drafter = params.drafter or ""
-    message.prompt_lookup_min = params.prompt_lookup_min or 0
-    message.prompt_lookup_max = params.prompt_lookup_max or 0
+    if params.tree_width == AUTO:
+        message.auto_tree_width = True
+    elif params.tree_width is not None:
+        message.tree_width = params.tree_width
+    for name in _POSITIVE:
+        setattr(message, name, getattr(params, name) or 0)
     for name in _OF_THE_DRAFT:
         if (value := getattr(params, name)) is not None:
             setattr(message, name, value)
@@ -76,10 +82,16 @@ def speculation_from_proto(message: generation_pb2.SpeculationParams) -> Specula
         acceptance=None if unset else mode_from_proto(message.acceptance_mode),
         drafter=message.drafter or None,
         prompt_lookup=message.prompt_lookup if message.HasField("prompt_lookup") else None,
-        prompt_lookup_min=message.prompt_lookup_min or None,
-        prompt_lookup_max=message.prompt_lookup_max or None,
+        tree_width=_tree_width_from_proto(message),
+        **{name: getattr(message, name) or None for name in _POSITIVE},
         **{name: getattr(message, name) for name in _OF_THE_DRAFT if message.HasField(name)},
     )
+
+
+def _tree_width_from_proto(message: generation_pb2.SpeculationParams) -> TreeWidth | None:
+    if message.auto_tree_width and message.tree_width:
+        raise InvalidArgumentError("tree_width", f"cannot be {message.tree_width} and {AUTO!r}")
+    return AUTO if message.auto_tree_width else message.tree_width or None
 
 
 def origin_to_proto(origin: TokenOrigin) -> generation_pb2.TokenOrigin.ValueType:

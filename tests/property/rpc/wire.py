@@ -83,6 +83,9 @@ speculations = st.builds(
     num_speculative_tokens=st.none() | st.just("auto") | st.integers(0, limits.MAX_SPECULATIVE_TOKENS),
     acceptance=st.none() | modes,
     prompt_lookup=st.none() | st.booleans(),
+    tree_width=st.none() | st.just("auto") | st.integers(1, limits.MAX_TREE_WIDTH),
+    max_tree_nodes=st.none() | st.integers(1, limits.MAX_TREE_NODES),
+    drafts_per_sequence=st.none() | st.integers(1, limits.MAX_DRAFTS),
 )
 salts = st.text(st.characters(codec="utf-8"), max_size=limits.MAX_CACHE_SALT_CHARACTERS)
 names = st.text(st.characters(codec="utf-8"), max_size=limits.MAX_REQUEST_ID_CHARACTERS)

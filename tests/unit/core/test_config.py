@@ -12,6 +12,7 @@ from harness.refusals import refused
 from paceline.core import limits
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import AcceptanceMode
 
 WORKER: dict[str, Any] = {"model": "embedded:target"}
 COORDINATOR: dict[str, Any] = {"targets": ("127.0.0.1:1",), "tokenizer": "embedded:target"}
@@ -22,6 +23,9 @@ INVALID: dict[Any, dict[str, list[Any]]] = {
     CoordinatorConfig: {
         "num_speculative_tokens": [-1, limits.MAX_SPECULATIVE_TOKENS + 1, "automatic"],
         "max_num_speculative_tokens": [0, limits.MAX_SPECULATIVE_TOKENS + 1],
+        "tree_width": [0, limits.MAX_TREE_WIDTH + 1, "wide"],
+        "max_tree_nodes": [0, limits.MAX_TREE_NODES + 1],
+        "drafts_per_sequence": [0, limits.MAX_DRAFTS + 1],
         "targets": [()],
         "port": [-1, 65536],
         "http_port": [-1, 65536],
@@ -144,3 +148,11 @@ def test_an_invalid_table_of_draft_tokens_is_refused(table: str, field: str, why
 def test_a_table_of_draft_tokens_needs_auto() -> None:
     with refused(TABLE):
         CoordinatorConfig(**COORDINATOR, num_speculative_tokens=4, **{TABLE: "[[1, 4, 5]]"})
+
+
+@pytest.mark.parametrize("field", ["tree_width", "drafts_per_sequence"])
+def test_block_acceptance_has_no_trees(field: str) -> None:
+    block = COORDINATOR | {"acceptance": AcceptanceMode.BLOCK}
+    CoordinatorConfig(**block, tree_width="auto")
+    with refused(field):
+        CoordinatorConfig(**block, **{field: 2})

@@ -174,6 +174,19 @@ def test_k_is_a_number_or_automatic(k: Any) -> None:
     assert SpeculationParams(num_speculative_tokens=k).num_speculative_tokens == k
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("tree_width", (None, 1, limits.MAX_TREE_WIDTH, "auto")),
+        ("max_tree_nodes", (None, 1, limits.MAX_TREE_NODES)),
+        ("drafts_per_sequence", (None, 1, limits.MAX_DRAFTS)),
+    ],
+)
+def test_trees_are_bounded(name: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        assert getattr(SpeculationParams(**{name: value}), name) == value
+
+
 def test_params_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().temperature = 0  # type: ignore[misc]
@@ -193,6 +206,9 @@ def test_an_acceptance_mode_may_be_given_by_name(mode: AcceptanceMode) -> None:
             ("num_speculative_tokens", bad)
             for bad in (-1, limits.MAX_SPECULATIVE_TOKENS + 1, 1.0, True, "4", "AUTO", "")
         ),
+        *(("tree_width", bad) for bad in (0, limits.MAX_TREE_WIDTH + 1, 2.0, True, "2", "AUTO", "")),
+        *(("max_tree_nodes", bad) for bad in (0, limits.MAX_TREE_NODES + 1, 8.0, True, "auto")),
+        *(("drafts_per_sequence", bad) for bad in (0, limits.MAX_DRAFTS + 1, 2.0, True, "auto")),
         ("acceptance", "lossy"),
         ("acceptance", ""),
         ("acceptance", 5),

@@ -65,9 +65,10 @@ def test_parameters_reach_the_core(model: Any, least: dict[str, Any]) -> None:
     assert wanted.sampling() == SamplingParams(**given, logit_bias={12: 5.0, 3: -0.5})
 
 
-@pytest.mark.parametrize("k", [0, 3, "auto"])
-def test_speculation_reaches_the_core(k: Any) -> None:
+@pytest.mark.parametrize(("k", "width"), [(0, 1), (3, 4), ("auto", "auto")])
+def test_speculation_reaches_the_core(k: Any, width: Any) -> None:
     given = {"num_speculative_tokens": k, "acceptance": "block"}
+    given |= {"tree_width": width, "max_tree_nodes": 9, "drafts_per_sequence": 2}
     wanted = read(CompletionRequest, {**COMPLETION, "speculative_decoding": given})
     assert wanted.speculation() == SpeculationParams(**given)
 
@@ -145,6 +146,9 @@ def test_a_value_of_another_type_is_not_harmless(name: str, value: Any) -> None:
         ({"speculative_decoding": {"k": 1}}, "speculative_decoding.k"),
         ({"speculative_decoding": {"num_speculative_tokens": "many"}}, K),
         ({"speculative_decoding": {"num_speculative_tokens": True}}, K),
+        ({"speculative_decoding": {"tree_width": "wide"}}, "speculative_decoding.tree_width"),
+        ({"speculative_decoding": {"max_tree_nodes": "auto"}}, "speculative_decoding.max_tree_nodes"),
+        ({"speculative_decoding": {"drafts_per_sequence": 2.5}}, "speculative_decoding.drafts_per_sequence"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"logit_bias": {"1": "a"}}, "logit_bias.1"),
         ({"user": "x" * 600}, "user"),

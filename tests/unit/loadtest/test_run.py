@@ -86,7 +86,7 @@ class FakeClient:
             raise CancelledError("the call was closed while it ran")
 
 
-PLAIN = SpeculationParams(num_speculative_tokens=0, prompt_lookup=False)
+PLAIN = SpeculationParams(num_speculative_tokens=0)
 
 
 def a_test(client: FakeClient, **settings: Any) -> LoadTest:

@@ -24,11 +24,10 @@ def test_failed_requests_are_not_compared(make_outcome: Any) -> None:
     assert chosen([failed, make_outcome(1)], 3) == [make_outcome(1)]
 
 
-def test_without_a_draft_all_else_is_the_same() -> None:
-    plain = without_draft(SpeculationParams(num_speculative_tokens=5, acceptance="block"))
-    assert plain == SpeculationParams(
-        num_speculative_tokens=0, acceptance=AcceptanceMode.BLOCK, prompt_lookup=False
-    )
+@pytest.mark.parametrize("settings", [{"drafter": "draft"}, {"prompt_lookup": True}, {"tree_width": 3}])
+def test_an_answer_is_compared_with_plain_decoding_in_its_mode(settings: dict[str, Any]) -> None:
+    plain = without_draft(SpeculationParams(num_speculative_tokens=5, acceptance="rejection", **settings))
+    assert plain == SpeculationParams(num_speculative_tokens=0, acceptance=AcceptanceMode.REJECTION)
 
 
 def test_the_first_differing_token_is_reported(make_outcome: Any, make_answer: Any) -> None:

@@ -61,18 +61,21 @@ _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """vLLM's names for a structure before `structured_outputs`."""
 
 
-def _shape_of_draft_tokens(value: Any) -> str:
+def _shape_of_number_or_auto(value: Any) -> str:
     return "<auto>" if value == AUTO else shape_of(value)
 
 
-DraftTokens = Annotated[
-    Annotated[int, Tag("<number>")] | Annotated[Literal["auto"], Tag("<auto>")],
-    Discriminator(
-        _shape_of_draft_tokens,
+def _or_auto(least: int, most: int) -> Discriminator:
+    return Discriminator(
+        _shape_of_number_or_auto,
         custom_error_type="alternatives",
-        custom_error_message=f"must be an integer from 0 to {limits.MAX_SPECULATIVE_TOKENS}, or {AUTO}",
-    ),
-]
+        custom_error_message=f"must be an integer from {least} to {most}, or {AUTO}",
+    )
+
+
+_NumberOrAuto = Annotated[int, Tag("<number>")] | Annotated[Literal["auto"], Tag("<auto>")]
+DraftTokens = Annotated[_NumberOrAuto, _or_auto(0, limits.MAX_SPECULATIVE_TOKENS)]
+TreeWidth = Annotated[_NumberOrAuto, _or_auto(1, limits.MAX_TREE_WIDTH)]
 
 
 class StreamOptions(Schema):
@@ -113,6 +116,17 @@ class SpeculativeDecoding(Schema):
     )
     draft_top_k: int | None = told("`top_k` where the draft draws.", minimum=-1, maximum=2**31 - 1)
     draft_top_p: float | None = told("`top_p` where the draft draws.", exclusiveMinimum=0, maximum=1)
+    tree_width: TreeWidth | None = told(
+        "Most children of a node of a draft tree; 1 is a chain, `auto` lets the server choose.",
+        minimum=1,
+        maximum=limits.MAX_TREE_WIDTH,
+    )
+    max_tree_nodes: int | None = told(
+        "Most draft tokens of a round with a tree.", minimum=1, maximum=limits.MAX_TREE_NODES
+    )
+    drafts_per_sequence: int | None = told(
+        "Draft workers that propose for one round.", minimum=1, maximum=limits.MAX_DRAFTS
+    )
 
 
 def _not_too_low(temperature: float) -> float:
