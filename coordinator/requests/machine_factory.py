@@ -9,6 +9,7 @@ from dataclasses import replace
 from coordinator.proposers.finished_texts import FinishedTexts
 from coordinator.proposers.registry import SourceSetting, check_sources, make_sources
 from coordinator.proposers.suffix import SuffixSettings
+from coordinator.requests.tree_setting import TreeSetting, tree_setting
 from coordinator.round.machine import RoundMachine
 from coordinator.round.state import RoundState
 from coordinator.sequence.ledger import Ledger
@@ -44,13 +45,14 @@ class Machines:
         wanted = asked.num_speculative_tokens
         k = config.num_speculative_tokens if wanted is None else wanted
         sources = self._sources(asked, k, params)
+        trees = tree_setting(asked, config, k, params)
         state = RoundState(
             # Never reused, unlike the request id, which the client chooses.
             sequence_id=secrets.token_hex(12),
             ledger=ledger,
             params=params,
             num_speculative_tokens=self._controller.max_draft if k == AUTO else k,
-            policy=self._policy(k, kind_of(params.mode, sampling.temperature)),
+            policy=self._policy(k, trees, kind_of(params.mode, sampling.temperature)),
             deadlines=Deadlines(config.draft_timeout, config.target_timeout, config.recovery_timeout),
             vocabulary_size=info.vocabulary_size,
             target_max_len=info.max_model_len,
@@ -61,13 +63,13 @@ class Machines:
         )
         return RoundMachine(state)
 
-    def _policy(self, k: DraftTokens, kind: RequestKind) -> Policy:
+    def _policy(self, k: DraftTokens, trees: TreeSetting, kind: RequestKind) -> Policy:
         controller = self._controller
         if k != AUTO:
-            return FixedLength(controller, k, kind)
+            return FixedLength(controller, k, kind, trees.shape)
         if self._table:
-            return TablePolicy(controller, controller.max_draft, kind, table=self._table)
-        return GoodputPolicy(controller, controller.max_draft, kind)
+            return TablePolicy(controller, controller.max_draft, kind, trees.shape, table=self._table)
+        return GoodputPolicy(controller, controller.max_draft, kind, trees.shape)
 
     def _sources(self, asked: SpeculationParams, k: DraftTokens, params: SequenceParams) -> Sequence[str]:
         """Names of the context sources that may propose; none without draft tokens.

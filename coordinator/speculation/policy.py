@@ -58,6 +58,8 @@ class Policy(ABC):
     num_speculative_tokens: int
     """K, or the largest K."""
     kind: RequestKind = (AcceptanceMode.COUPLED, 0)
+    tree: TreeShape = CHAIN
+    """Bounds of every round's tree, besides its depth."""
     drafts: Acceptance = field(init=False)
     _guesses: dict[Evidence, DepthAcceptance] = field(default_factory=dict)
     _joined: bool = False
@@ -87,7 +89,7 @@ class Policy(ABC):
     def shape(self, k: int) -> TreeShape:
         """Bounds of the tree of a round for which `choose` gave `k`, its depth."""
         del k
-        return CHAIN
+        return self.tree
 
     def choose_guess(self, guesses: Sequence[Guess], most: int, num_draft: int) -> Guess | None:
         """The guess to verify instead of asking the draft, cut to its best length; None for the draft.
@@ -205,18 +207,11 @@ class Policy(ABC):
 
 @dataclass(slots=True)
 class FixedLength(Policy):
-    """The same K, and the same bounds of a tree, in every round."""
-
-    tree: TreeShape = CHAIN
+    """The same K in every round."""
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """K, or as many tokens as can be used."""
         return self._use(self.num_speculative_tokens, most)
-
-    def shape(self, k: int) -> TreeShape:
-        """The same bounds for each K."""
-        del k
-        return self.tree
 
     def choose_guess(self, guesses: Sequence[Guess], most: int, num_draft: int) -> Guess | None:
         """Propose up to K guessed tokens if there is no draft to ask."""
