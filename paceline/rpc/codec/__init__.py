@@ -109,12 +109,12 @@ def proposal_from_proto(message: common_pb2.Proposal) -> Proposal:
     most = limits.MAX_TREE_NODES if message.parents else limits.MAX_SPECULATIVE_TOKENS
     check_count("proposal.token_ids", message.token_ids, most)
     check_count("proposal.tries", message.tries, limits.MAX_TREE_NODES)
-    token_ids, parents, tries = tuple(message.token_ids), tuple(message.parents), tuple(message.tries)
-    if len(parents) not in (0, len(token_ids)):
+    if len(message.parents) not in (0, len(message.token_ids)):
         raise InvalidArgumentError("proposal.parents", "must be empty or have one entry per node")
-    if len(message.distributions) not in (0, len(tries or token_ids)):
+    if len(message.distributions) not in (0, len(message.tries) or len(message.token_ids)):
         raise InvalidArgumentError("proposal.distributions", "must be empty or have one entry per try")
     refuse_unknown_fields(message, "proposal")
+    token_ids, parents, tries = tuple(message.token_ids), tuple(message.parents), tuple(message.tries)
     _check_tree(token_ids, parents, tries)
     distributions = tuple(_sparse_from_proto(d) for d in message.distributions)
     return Proposal(token_ids, parents, distributions, tries)

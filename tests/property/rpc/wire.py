@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from paceline.core import errors, limits, messages
 from paceline.core.types import (
+    CHAIN,
     AcceptanceMode,
+    Outcome,
     Proposal,
     SamplingParams,
     SequenceParams,
@@ -17,6 +19,7 @@ from paceline.core.types import (
     StructuredOutputs,
     Timings,
     TokenLogprobs,
+    TreeShape,
     Verdict,
 )
 from paceline.rpc import codec
@@ -124,6 +127,7 @@ def sequence_params(draw: Any) -> SequenceParams:
         bad_words_token_ids=draw(st.lists(ids.filter(bool), max_size=4).map(tuple)),
         cache_salt=draw(salts),
         traceparent=draw(st.sampled_from(["", str(TraceParent(5, 7, True))])),
+        draft_index=draw(st.integers(0, limits.MAX_DRAFTS - 1)),
     )
 
 
@@ -138,12 +142,15 @@ def distributions(draw: Any) -> SparseDistribution:
 @st.composite
 def proposals(draw: Any) -> Proposal:
     k = draw(st.integers(0, 8))
-    tree = tuple(draw(st.integers(-1, index - 1)) for index in range(k))
-    nodes = tuple(draw(distributions()) for _ in range(k))
+    shaped = draw(st.booleans())
+    tries = tuple(draw(st.permutations([*range(k), *range(k // 2)]))) if draw(st.booleans()) else ()
+    sent = tuple(draw(distributions()) for _ in tries or range(k))
     return Proposal(
-        token_ids=draw(st.lists(uint32, min_size=k, max_size=k).map(tuple)),
-        parents=tree if draw(st.booleans()) else (),
-        distributions=nodes if draw(st.booleans()) else (),
+        # No two children of a node may have the same token.
+        token_ids=draw(st.lists(uint32, min_size=k, max_size=k, unique=shaped).map(tuple)),
+        parents=tuple(draw(st.integers(-1, index - 1)) for index in range(k)) if shaped else (),
+        distributions=sent if draw(st.booleans()) else (),
+        tries=tries,
     )
 
 
@@ -176,6 +183,8 @@ def token_logprobs(draw: Any, token_id: int | None = None) -> TokenLogprobs:
 def verdicts(draw: Any) -> Verdict:
     token_ids = draw(st.lists(uint32, min_size=1, max_size=9).map(tuple))
     reports = tuple(draw(token_logprobs(token_id)) for token_id in token_ids)
+    accepted = len(token_ids) - 1
+    nodes = draw(st.lists(uint32, min_size=accepted, max_size=accepted).map(tuple))
     return Verdict(
         len(token_ids) - 1,
         token_ids,
@@ -183,6 +192,7 @@ def verdicts(draw: Any) -> Verdict:
         draw(timings),
         logprobs=reports if draw(st.booleans()) else (),
         went_on_with=draw(st.none() | uint32),
+        accepted_nodes=nodes if draw(st.booleans()) else (),
     )
 
 
@@ -194,8 +204,8 @@ closes = st.builds(messages.CloseSequence, sequence_id=texts, epoch=uint32)
 verify_rounds = st.builds(
     messages.VerifyRound, **addresses, base_length=uint32, committed_tail=ids, proposal=proposals()
 )
-by_outcome = st.dictionaries(st.tuples(uint32, uint32), proposals(), max_size=3)
-"""Proposals for outcomes of a round: (accepted, next token)."""
+outcomes = st.builds(Outcome, uint32, uint32, st.none() | uint32)
+by_outcome = st.dictionaries(outcomes, proposals(), max_size=3)
 verify_aheads = st.builds(
     messages.VerifyAhead, **addresses, base_length=uint32, proposals=by_outcome, plain_otherwise=st.booleans()
 )
@@ -207,6 +217,8 @@ draft_rounds = st.builds(
     num_draft_tokens=st.integers(1, limits.MAX_SPECULATIVE_TOKENS),
     num_lookahead_tokens=st.integers(0, limits.MAX_SPECULATIVE_TOKENS),
     proposal_known=st.booleans(),
+    shape=st.just(CHAIN)
+    | st.builds(TreeShape, st.integers(2, limits.MAX_TREE_WIDTH), st.integers(1, limits.MAX_TREE_NODES)),
 )
 prompt_logprobs = st.builds(
     messages.PromptLogprobs,

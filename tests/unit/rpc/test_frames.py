@@ -20,7 +20,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
+from paceline.core.types import AcceptanceMode, Outcome, Proposal, SamplingParams, SequenceParams
 from paceline.rpc.streams import frames
 from paceline.rpc.streams.frame_split import framed
 
@@ -49,8 +49,8 @@ def test_commands_that_fit_are_one_message() -> None:
 
 FIELD = 100
 OPEN = OpenSequence("s", 1, (1, 2), SequenceParams(SamplingParams(seed=1), AcceptanceMode.BLOCK, 2))
-AHEAD = VerifyAhead("s", 1, 2, 3, {(0, 5): Proposal((6, 7))})
-FORESEEN = Continuations("s", 1, 2, 3, {(0, 5): Proposal((6, 7))})
+AHEAD = VerifyAhead("s", 1, 2, 3, {Outcome(0, 5): Proposal((6, 7))})
+FORESEEN = Continuations("s", 1, 2, 3, {Outcome(0, 5): Proposal((6, 7))})
 TARGET = frames.verify_request, frames.target_commands
 DRAFT = frames.draft_request, frames.draft_commands
 EVENTS = frames.draft_response, frames.draft_events
@@ -117,8 +117,8 @@ def test_a_sequence_is_closed_despite_unknown_fields(dialect: Any) -> None:
 def test_too_many_continuations_fail_only_their_sequence(kind: Any, dialect: Any) -> None:
     """More for one sequence than a message may hold."""
     render, parse = dialect
-    most = {(0, token): Proposal((5, 6)) for token in range(limits.MAX_CONTINUATIONS)}
-    many = kind("a", 1, 2, 30, {**most, (1, 0): Proposal((5, 6))})
+    most = {Outcome(0, token): Proposal((5, 6)) for token in range(limits.MAX_CONTINUATIONS)}
+    many = kind("a", 1, 2, 30, {**most, Outcome(1, 0): Proposal((5, 6))})
     neighbour = kind("b", 1, 2, 30, most)
     failed, intact = parse(render([many, neighbour]))
     refusal_of(failed, "a", "continuations")

@@ -22,7 +22,14 @@ from paceline.core.messages import (
     VerifyRound,
 )
 from paceline.core.structured import StructuredOutputs
-from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, SparseDistribution
+from paceline.core.types import (
+    AcceptanceMode,
+    Outcome,
+    Proposal,
+    SamplingParams,
+    SequenceParams,
+    SparseDistribution,
+)
 from target_worker import verify
 from target_worker.acceptance import ratios
 from target_worker.acceptance.items import VerifyItem
@@ -187,7 +194,7 @@ def test_a_chosen_dead_end_gives_no_verdict(mode: AcceptanceMode) -> None:
     """The round is repeated without draft tokens, with the same result."""
     logits = torch.zeros(2, 5)
     logits[0, END], logits[1, :NEVER] = 40.0, -math.inf
-    verdict = None if mode is AcceptanceMode.COUPLED else (0, END)
+    verdict = None if mode is AcceptanceMode.COUPLED else Outcome(0, END)
     for proposal in (Proposal((END,)), Proposal((END,), (), (sent((0.5, 0.5)),))):
         if proposal.distributions and mode is AcceptanceMode.COUPLED:
             continue

@@ -21,7 +21,7 @@ from paceline.core.messages import (
     DraftRound,
     OpenSequence,
 )
-from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
+from paceline.core.types import AcceptanceMode, Outcome, Proposal, SamplingParams, SequenceParams
 from paceline.engine.cancel import CancelToken
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine
@@ -225,8 +225,8 @@ def test_a_repeatedly_right_branch_is_ready_before_its_round(
     verdicts: list[tuple[int, ...]] = []
     followed = [proposal]
     for number in range(2, 7):
-        bonus = next(token for accepted, token in pushed(told) if accepted == K)
-        proposal = pushed(told)[K, bonus]
+        bonus = next(token for accepted, token, _ in pushed(told) if accepted == K)
+        proposal = pushed(told)[Outcome(K, bonus)]
         verdicts.append((*followed[-1].token_ids, bonus))
         base += K + 1
         assert worker.follow(number, base, verdicts[-1]) == [], "no answer is wanted"
@@ -268,8 +268,8 @@ def test_pushed_branches_equal_the_next_rounds_proposals(sampling: SamplingParam
     assert {(e.round, e.base_length) for e in events} == {(1, 3)}
     foreseen = pushed(events)
     assert len(foreseen) > 3, "finished ones make room for others"
-    assert {K} < {accepted for accepted, _ in foreseen}
-    for (accepted, token), proposal in foreseen.items():
+    assert {K} < {accepted for accepted, _, _ in foreseen}
+    for (accepted, token, _), proposal in foreseen.items():
         fresh = Worker(0)
         fresh.open(sampling)
         assert fresh.first_round() == first
@@ -361,7 +361,7 @@ def test_a_hit_is_answered_at_once_and_drafted_ahead_again() -> None:
     worker = Worker(6)
     worker.open()
     first = worker.first_round()
-    accepted, token = next(iter(pushed(worker.run())))
+    accepted, token, _ = next(iter(pushed(worker.run())))
     tail = (*first.token_ids[:accepted], token)
     (event,) = worker.ask(2, 3 + len(tail), tail)
     assert isinstance(event, DraftProposal)
@@ -491,7 +491,7 @@ def test_a_branch_that_cannot_be_adopted_costs_only_itself(error: Exception) -> 
     worker = Worker(8, skills=ON_CPU)
     worker.open()
     first = worker.first_round()
-    accepted, token = next(iter(pushed(worker.run())))
+    accepted, token, _ = next(iter(pushed(worker.run())))
     tail = (*first.token_ids[:accepted], token)
     worker.runner.adopt = failing(error)  # type: ignore[method-assign]
     assert [first, second_round(worker, tail, K)] == drafts_for(GREEDY, [tail])
@@ -507,7 +507,7 @@ def test_a_branch_that_cannot_be_adopted_is_drawn_again(error: Exception) -> Non
     teach(worker, GREEDY)
     first = worker.first_round()
     told = pushed(worker.run())
-    bonus = next(token for accepted, token in told if accepted == K)
+    bonus = next(token for accepted, token, _ in told if accepted == K)
     tail = (*first.token_ids, bonus)
     worker.follow(2, 3 + len(tail), tail)
     copied = worker.runner.copy_slots
@@ -515,10 +515,10 @@ def test_a_branch_that_cannot_be_adopted_is_drawn_again(error: Exception) -> Non
     worker.run(1)
     worker.runner.copy_slots = copied  # type: ignore[method-assign]
     worker.run()
-    second = (*told[K, bonus].token_ids[:1], 5)
+    second = (*told[Outcome(K, bonus)].token_ids[:1], 5)
     events = worker.ask(3, 3 + len(tail) + 2, second)
     third = answer(events + ([] if events else worker.run()))
-    assert [first, told[K, bonus], third] == drafts_for(GREEDY, [tail, second])
+    assert [first, told[Outcome(K, bonus)], third] == drafts_for(GREEDY, [tail, second])
     worker.runner.pool.check_integrity()
     worker.end("close")
 

@@ -9,7 +9,14 @@ import pytest
 
 from paceline.core.errors import InternalError
 from paceline.core.messages import CloseSequence, OpenSequence, RoundVerdict, VerifyAhead
-from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, SparseDistribution
+from paceline.core.types import (
+    AcceptanceMode,
+    Outcome,
+    Proposal,
+    SamplingParams,
+    SequenceParams,
+    SparseDistribution,
+)
 from target_worker.preverify import PAUSE
 from tests.sim.reference import slow_verdict
 from tests.unit.workers.test_target_engine import GREEDY, MODEL, PROMPT, VOCAB, Worker, failure, right
@@ -145,7 +152,7 @@ def test_unsuitable_sequences_are_not_precomputed(reason: str) -> None:
     worker.open()
     worker.ask()
     if reason == "next round known":
-        worker.it.handle(VerifyAhead("s", 1, 1, N, {(0, best[0]): Proposal(best[1:2])}), 0.0)
+        worker.it.handle(VerifyAhead("s", 1, 1, N, {Outcome(0, best[0]): Proposal(best[1:2])}), 0.0)
     worker.it.step()
     assert worker.it.has_work is (reason == "next round known")
     assert worker.length() == N
@@ -226,7 +233,7 @@ def test_a_nan_row_fails_only_its_round(proposed: int) -> None:
 def test_a_late_continuation_is_decided_by_the_row() -> None:
     best, worker = right(3), waiting()
     worker.run()
-    late = VerifyAhead("s", 1, 1, N, {(0, best[0]): Proposal((wrong(best[1]), 0))})
+    late = VerifyAhead("s", 1, 1, N, {Outcome(0, best[0]): Proposal((wrong(best[1]), 0))})
     (event,) = worker.it.handle(late, 0.0)
     assert (event.round, event.verdict.token_ids) == (2, (best[1],))
 

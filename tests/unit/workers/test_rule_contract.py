@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, SparseDistribution
+from paceline.core.types import (
+    AcceptanceMode,
+    Outcome,
+    Proposal,
+    SamplingParams,
+    SequenceParams,
+    SparseDistribution,
+)
 from paceline.decoding.acceptance import Decision, _decision
 from paceline.decoding.noise import Purpose
 from target_worker import verify
@@ -173,7 +180,7 @@ def test_a_replaced_rule_judges_its_mode(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(RULES, AcceptanceMode.COUPLED, says)
     one, logits = item(AcceptanceMode.COUPLED, (1,)), torch.zeros(2, 4)
     for allowed in (logits, logits.clone()):
-        assert verify_items([one], logits, allowed) == [(0, 2)]
+        assert verify_items([one], logits, allowed) == [Outcome(0, 2)]
 
 
 # ---- wrong rules -----------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def test_the_draft_proposes_and_foresees_allowed_tokens(name: str) -> None:
         proposal = pair.propose(3)
         pair.look_ahead()
         assert is_allowed(language, proposal.token_ids)
-        for (accepted, token), following in pair.foreseen.items():
+        for (accepted, token, _), following in pair.foreseen.items():
             path = (*proposal.token_ids[:accepted], token, *following.token_ids)
             assert is_allowed(language, path)
         branches += len(pair.foreseen)

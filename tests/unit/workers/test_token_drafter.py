@@ -83,7 +83,7 @@ def test_equal_scores_give_equal_proposals(temperature: float, mode: AcceptanceM
         continuations = [outcome for event in events[0][1:] for outcome in event.proposals]
         accepted, token = rng.randrange(K + 1), rng.randrange(VOCAB)
         if continuations and number % 3:
-            accepted, token = rng.choice(continuations)
+            accepted, token, _ = rng.choice(continuations)
         tail = (*proposal.token_ids[:accepted], token)
         ledger += tail
     assert of_tokens.lookahead.hits == of_model.lookahead.hits

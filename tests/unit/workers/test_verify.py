@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
+from paceline.core.types import AcceptanceMode, Outcome, Proposal, SamplingParams, SequenceParams
 from paceline.decoding import acceptance, sparse_acceptance
 from paceline.decoding.noise import gumbel
 from paceline.decoding.support import draw_sparse
@@ -164,7 +164,7 @@ def test_the_short_way_gives_the_tensors_verdicts(seed: int, monkeypatch: pytest
             )
             if a < c.num_draft
             else c
-            for c, (a, t) in zip(cases, verdicts, strict=True)
+            for c, (a, t, _) in zip(cases, verdicts, strict=True)
         ]
     assert len(taken) == 3
     more = [*cases, choosing(rng, temperature=0.9, top_k=5)]
@@ -202,7 +202,9 @@ def test_the_short_way_rounds_like_the_tensors() -> None:
         params = SequenceParams(SamplingParams(seed=7, temperature=0.3), AcceptanceMode.COUPLED, 1)
         logits = torch.from_numpy(pair)[None]
         for allowed in (logits, logits.clone()):
-            assert verify_items([VerifyItem(params, [0], Proposal())], logits, allowed) == [(0, chosen)]
+            assert verify_items([VerifyItem(params, [0], Proposal())], logits, allowed) == [
+                Outcome(0, chosen)
+            ]
 
 
 @pytest.mark.parametrize("asked", [{}, EVERYTHING], ids=["nothing", "everything"])

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.messages import CloseSequence, RoundVerdict, SequenceFailed, VerifyAhead, VerifyRound
-from paceline.core.types import Proposal, SamplingParams, SparseDistribution
+from paceline.core.types import Outcome, Proposal, SamplingParams, SparseDistribution
 from tests.sim.world import SteppedEngine
 from tests.unit.workers.test_target_engine import GREEDY, PROMPT, VOCAB, Worker, right
 
@@ -37,7 +37,7 @@ def verdicts(events: list[Any]) -> list[Any]:
 def test_the_next_round_runs_without_a_message() -> None:
     best = right(8)
     worker = asked(best[:2])
-    assert foresee(worker, {(2, best[2]): Proposal(best[3:5]), (0, 5): Proposal((0,))}) == []
+    assert foresee(worker, {Outcome(2, best[2]): Proposal(best[3:5]), Outcome(0, 5): Proposal((0,))}) == []
     first, second = worker.run()
     assert (first.round, second.round) == (1, 2)
     assert (first.verdict.went_on_with, second.verdict.went_on_with) == (2, None)
@@ -51,7 +51,7 @@ def test_the_next_round_runs_without_a_message() -> None:
 def test_an_unforeseen_outcome_waits_for_its_round() -> None:
     best = right(8)
     worker = asked(best[:2])
-    foresee(worker, {(1, best[2]): Proposal(best[3:5])})
+    foresee(worker, {Outcome(1, best[2]): Proposal(best[3:5])})
     (verdict,) = verdicts(worker.run())
     assert verdict.went_on_with is None
     worker.ask(best[3:5], number=2, base=N + 3)
@@ -61,8 +61,8 @@ def test_an_unforeseen_outcome_waits_for_its_round() -> None:
 def test_later_continuations_add_to_earlier_ones() -> None:
     best = right(8)
     worker = asked(best[:2])
-    foresee(worker, {(0, 1): Proposal((1,))})
-    foresee(worker, {(2, best[2]): Proposal(best[3:5])})
+    foresee(worker, {Outcome(0, 1): Proposal((1,))})
+    foresee(worker, {Outcome(2, best[2]): Proposal(best[3:5])})
     assert len(worker.run()) == 2
 
 
@@ -78,7 +78,7 @@ def test_a_continuation_arriving_in_the_pass_is_used(usable: bool) -> None:
 
     def during(inputs: Any) -> Any:
         worker.runner.forward = forward  # type: ignore[method-assign]
-        engine.submit(events.extend, [VerifyAhead("s", 1, 1, N, {(2, best[2]): following})])
+        engine.submit(events.extend, [VerifyAhead("s", 1, 1, N, {Outcome(2, best[2]): following})])
         return forward(inputs)
 
     worker.runner.forward = during  # type: ignore[method-assign]
@@ -95,7 +95,7 @@ def test_a_continuation_arriving_in_the_pass_is_used(usable: bool) -> None:
 def test_continuations_of_another_round_are_dropped(place: dict[str, int]) -> None:
     best = right(8)
     worker = asked(best[:2])
-    assert foresee(worker, {(2, best[2]): Proposal(best[3:5])}, **place) == []
+    assert foresee(worker, {Outcome(2, best[2]): Proposal(best[3:5])}, **place) == []
     assert len(worker.run()) == 1
 
 
@@ -103,11 +103,11 @@ def test_a_continuation_just_after_the_verdict_is_used() -> None:
     best = right(8)
     worker = asked(best[:2])
     assert verdicts(worker.run())[0].went_on_with is None
-    told = {(0, 5): Proposal((0,)), (2, best[2]): Proposal(best[3:5])}
+    told = {Outcome(0, 5): Proposal((0,)), Outcome(2, best[2]): Proposal(best[3:5])}
     assert foresee(worker, told) == []
     assert worker.it.has_work
     # Told again, also in more words, and asked by the coordinator: it is the same round.
-    longer = {(2, best[2]): Proposal(best[3:6])}
+    longer = {Outcome(2, best[2]): Proposal(best[3:6])}
     assert [*foresee(worker, told), *foresee(worker, longer)] == []
     assert worker.ask(best[3:5], number=2, base=N + 3) == []
     (verdict,) = verdicts(worker.run())
@@ -122,7 +122,7 @@ def test_a_past_rounds_continuation_begins_nothing() -> None:
     worker = asked(best[:2])
     worker.run()
     worker.ask((), number=2, base=N + 3)
-    told = {(2, best[2]): Proposal(best[3:5])}
+    told = {Outcome(2, best[2]): Proposal(best[3:5])}
     assert foresee(worker, told) == []
     (verdict,) = verdicts(worker.run())
     assert verdict.token_ids == best[3:4]
@@ -134,8 +134,11 @@ def test_a_late_continuation_of_another_outcome_is_dropped() -> None:
     best = right(8)
     worker = asked(best[:2])
     worker.run()
-    assert foresee(worker, {(1, best[2]): Proposal(best[3:5]), (2, best[2] ^ 1): Proposal((0,))}) == []
-    assert foresee(worker, {(2, best[2]): Proposal(best[3:5])}, base=N + 1) == []
+    assert (
+        foresee(worker, {Outcome(1, best[2]): Proposal(best[3:5]), Outcome(2, best[2] ^ 1): Proposal((0,))})
+        == []
+    )
+    assert foresee(worker, {Outcome(2, best[2]): Proposal(best[3:5])}, base=N + 1) == []
     assert not worker.it.has_work
 
 
@@ -143,7 +146,7 @@ def test_an_invalid_late_continuation_is_refused() -> None:
     best = right(8)
     worker = asked(best[:2])
     worker.run()
-    (failed,) = foresee(worker, {(2, best[2]): Proposal((VOCAB,))})
+    (failed,) = foresee(worker, {Outcome(2, best[2]): Proposal((VOCAB,))})
     assert isinstance(failed, SequenceFailed)
     assert (failed.round, type(failed.error)) == (1, InvalidArgumentError)
     assert not worker.it.has_work
@@ -154,7 +157,7 @@ def test_an_invalid_late_continuation_is_refused() -> None:
 def test_a_closed_sequence_does_not_go_on() -> None:
     best = right(8)
     worker = asked(best[:2])
-    foresee(worker, {(2, best[2]): Proposal(best[3:5])})
+    foresee(worker, {Outcome(2, best[2]): Proposal(best[3:5])})
     worker.it.step()
     assert worker.it.has_work
     worker.it.handle(CloseSequence("s", 1), 0.0)
@@ -175,7 +178,7 @@ def test_a_closed_sequence_does_not_go_on() -> None:
 def test_an_invalid_continuation_fails_without_its_round(proposal: Proposal, field: str) -> None:
     best = right(8)
     worker = asked(best[:2])
-    (failed,) = foresee(worker, {(2, best[2]): proposal})
+    (failed,) = foresee(worker, {Outcome(2, best[2]): proposal})
     assert isinstance(failed, SequenceFailed)
     assert isinstance(failed.error, InvalidArgumentError)
     assert failed.error.field.startswith(field)
@@ -207,7 +210,7 @@ def test_a_plain_round_may_follow_any_unforeseen_outcome() -> None:
     best = right(8)
     for foreseen, went_on_with in ((best[2], 2), (best[2] ^ 1, 0)):
         worker = asked(best[:2])
-        foresee(worker, {(2, foreseen): Proposal(best[3:5])})
+        foresee(worker, {Outcome(2, foreseen): Proposal(best[3:5])})
         plain_next(worker)
         first, second = worker.run()
         assert first.verdict.went_on_with == went_on_with
