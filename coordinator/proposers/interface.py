@@ -12,7 +12,7 @@ from typing import Protocol
 
 from coordinator.sequence.ledger import Ledger
 from paceline.core.messages import DraftCommand
-from paceline.core.types import Proposal, SequenceParams, Verdict
+from paceline.core.types import CHAIN, Proposal, SequenceParams, TreeShape, Verdict
 
 Evidence = tuple[str, int]
 """Evidence of a guess: its source and its grade."""
@@ -90,7 +90,12 @@ class WorkerSource(Protocol):
         """Number of ledger tokens that the worker may have to read before it can draft."""
 
     def ask(
-        self, ledger: Ledger, params: SequenceParams, round_number: int, num_draft: int
+        self,
+        ledger: Ledger,
+        params: SequenceParams,
+        round_number: int,
+        num_draft: int,
+        shape: TreeShape = CHAIN,
     ) -> Sequence[DraftCommand]:
         """The commands that ask for a proposal."""
 

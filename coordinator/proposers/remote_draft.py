@@ -12,7 +12,7 @@ from coordinator.sequence.ledger import Ledger
 from coordinator.sequence.round_record import DRAFT
 from coordinator.sequence.worker_view import WorkerView
 from paceline.core.messages import DraftRound, OpenSequence
-from paceline.core.types import SequenceParams
+from paceline.core.types import CHAIN, SequenceParams, TreeShape
 
 MAX_PAUSE_ROUNDS = 64
 """Longest pause after repeated failures of the draft, in rounds."""
@@ -63,18 +63,24 @@ class RemoteDraft(WorkerView):
         self.paused_until = round_number + 1 + rounds
 
     def ask(
-        self, ledger: Ledger, params: SequenceParams, round_number: int, num_draft: int
+        self,
+        ledger: Ledger,
+        params: SequenceParams,
+        round_number: int,
+        num_draft: int,
+        shape: TreeShape = CHAIN,
     ) -> list[OpenSequence | DraftRound]:
         """The commands that ask for the round's proposal."""
         opening = self.opening(ledger, params)
-        return [*opening, self._round(ledger, round_number, num_draft)]
+        return [*opening, self._round(ledger, round_number, num_draft, shape)]
 
-    def follow(self, ledger: Ledger, round_number: int, num_draft: int, num_ahead: int) -> DraftRound:
+    def follow(
+        self, ledger: Ledger, round_number: int, num_draft: int, num_ahead: int, shape: TreeShape
+    ) -> DraftRound:
         """Continue with a worker whose continuation came true; request `num_ahead` tokens for the next."""
-        return replace(
-            self._round(ledger, round_number, num_draft), num_lookahead_tokens=num_ahead, proposal_known=True
-        )
+        known = self._round(ledger, round_number, num_draft, shape)
+        return replace(known, num_lookahead_tokens=num_ahead, proposal_known=True)
 
-    def _round(self, ledger: Ledger, round_number: int, num_draft: int) -> DraftRound:
+    def _round(self, ledger: Ledger, round_number: int, num_draft: int, shape: TreeShape) -> DraftRound:
         base, tail = len(ledger), self.tail(ledger)
-        return DraftRound(self.sequence_id, self.epoch, round_number, base, tail, num_draft)
+        return DraftRound(self.sequence_id, self.epoch, round_number, base, tail, num_draft, shape=shape)

@@ -27,7 +27,7 @@ class NextRound:
     offers: dict[Outcome, Proposal] = field(default_factory=dict)
     """The longest proposal that was offered for each outcome."""
     _first_offers: dict[Outcome, int] = field(default_factory=dict)
-    """Draft tokens of the proposal that was offered first for each outcome."""
+    """Draft tokens (nodes) of the proposal that was offered first for each outcome."""
 
     def offer(self, proposals: Mapping[Outcome, Proposal]) -> None:
         """Record proposals that are sent to the target."""
@@ -48,7 +48,7 @@ class NextRound:
         count = verdict.went_on_with
         if count is None:
             count = self._first_offers.get(verdict.outcome, 0 if self.plain_otherwise else None)
-        return None if count is None else Proposal(self.offered(verdict.outcome).token_ids[:count])
+        return None if count is None else self.offered(verdict.outcome).first(count)
 
     def permits(self, verdict: Verdict) -> bool:
         """False if the target claims to have begun a round that it was not offered."""

@@ -14,7 +14,7 @@ from coordinator.round.present_round import PresentRound
 from coordinator.sequence.ledger import Ledger
 from coordinator.sequence.validation import shortened
 from coordinator.speculation.policy import Policy
-from paceline.core.types import Outcome, Proposal, Verdict
+from paceline.core.types import CHAIN, Outcome, Proposal, TreeShape, Verdict
 
 
 @dataclass(slots=True)
@@ -31,13 +31,21 @@ class Planner:
     vocabulary_size: int
     target_max_len: int
     draft_max_len: int = 0
+    takes_trees: bool = False
+    """True if the request's acceptance rule accepts trees."""
+    target_max_nodes: int = 0
+    draft_max_nodes: int = 0
+    """Nodes of the largest tree that each worker takes; 0 for chains only."""
     asks_draft: bool = True
     """False if the request names a context source as its only source."""
     chosen: int = 0
     """The policy's last choice of K; a round may have room for fewer draft tokens."""
 
     def room(self, more: int = 0) -> int:
-        """Maximum draft tokens of a round after the ledger has grown by `more` tokens; may be negative."""
+        """Maximum K of a round after the ledger has grown by `more` tokens; may be negative.
+
+        A tree counts by its depth: the tokens of other paths are never committed.
+        """
         return min(self.room_on_target(more), self.draft_max_len - len(self.ledger) - more + 1)
 
     def room_on_target(self, more: int = 0) -> int:
@@ -62,6 +70,14 @@ class Planner:
     def drafts(self, round_number: int) -> bool:
         """True if the draft can be asked in this round."""
         return self.asks_draft and self.draft.usable(round_number)
+
+    def shape(self, k: int) -> TreeShape:
+        """Bounds of the tree of a round with this K, which both workers and the acceptance rule allow."""
+        most = min(self.target_max_nodes, self.draft_max_nodes) if self.takes_trees else 0
+        wanted = self.policy.shape(k)
+        if wanted.is_chain or not most:
+            return CHAIN
+        return TreeShape(wanted.width, min(wanted.nodes, most))
 
     @property
     def awaits_verdict(self) -> bool:
@@ -111,9 +127,9 @@ class Planner:
     def shortened(
         self, proposal: Proposal, outcome: Outcome, num_wanted: int, known: Proposal
     ) -> Proposal | None:
-        """Cut a continuation from the draft to the next round's maximum length; None if it is useless."""
+        """Cut a continuation from the draft to what the next round may have; None if it is useless."""
         most = min(num_wanted, self.room(outcome.num_accepted + 1))
-        return shortened(proposal, most, self.vocabulary_size, known)
+        return shortened(proposal, most, self.vocabulary_size, known, self.shape(num_wanted))
 
     def _choose(self, most: int) -> int:
         unread = self.draft.unread(self.ledger)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from coordinator.proposers.interface import Guess
 from coordinator.sequence.round_record import RoundRecord
-from paceline.core.types import Proposal
+from paceline.core.types import CHAIN, Proposal, TreeShape
 
 NOTHING = Proposal()
 """The proposal of a plain round."""
@@ -14,12 +14,14 @@ NOTHING = Proposal()
 
 @dataclass(slots=True)
 class PresentRound:
-    """Number, K, proposal and record of the round in progress."""
+    """Number, K, shape, proposal and record of the round in progress."""
 
     number: int = 0
     """0 before the first round."""
     num_wanted: int = 0
-    """K: number of draft tokens requested if the draft is asked."""
+    """K: number of draft tokens requested if the draft is asked; the depth of a tree."""
+    shape: TreeShape = CHAIN
+    """Bounds of the tree requested."""
     num_unread: int = 0
     """Number of ledger tokens that the draft had not read when it was asked."""
     proposal: Proposal = NOTHING

@@ -81,7 +81,8 @@ class RoundState:
             vocabulary_size,
             target_max_len,
             draft_max_len,
-            asks_draft,
+            self.params.judged_as.facts.takes_trees,
+            asks_draft=asks_draft,
         )
 
     @property

@@ -59,7 +59,8 @@ class Steps:
         planned = state.next.num_wanted
         state.next = NextRound()
         wanted = state.planner.wanted_now(number, planned)
-        state.present = PresentRound(number, wanted, record=RoundRecord(number, now))
+        shape = state.planner.shape(wanted)
+        state.present = PresentRound(number, wanted, shape, record=RoundRecord(number, now))
         return state.present
 
     def ask_draft(self, now: float) -> list[Action]:
@@ -75,7 +76,8 @@ class Steps:
         state = self.state
         state.deadline = now + state.deadlines.draft
         present, params = state.present, state.params_of_draft
-        asked = state.draft.ask(state.ledger, params, present.number, present.num_wanted)
+        wanted = present.num_wanted, present.shape
+        asked = state.draft.ask(state.ledger, params, present.number, *wanted)
         return [ToDraft(command) for command in asked]
 
     def on_late_draft(self, now: float) -> list[Action]:
@@ -99,7 +101,8 @@ class Steps:
         waited = now - state.draft.sent_at
         state.times.draft_answered(waited, event.timings)
         state.present.record.drafted(waited, event.timings)
-        if not is_sensible(event.proposal, state.present.num_wanted, state.planner.vocabulary_size):
+        wanted, vocabulary_size = state.present.num_wanted, state.planner.vocabulary_size
+        if not is_sensible(event.proposal, wanted, vocabulary_size, state.present.shape):
             return self.go_on_without_draft(now)
         state.draft.has_read(state.ledger)
         prefill = event.timings.prefill
@@ -150,7 +153,7 @@ class Steps:
         guess, since = state.next.guess, state.present.record.left_target
         present = self._next_round(now)
         present.record.target_since = since
-        present.num_wanted, present.proposal = proposal.num_draft_tokens, proposal
+        present.num_wanted, present.proposal = proposal.depth, proposal
         if proposal.num_draft_tokens and guess is not None:
             present.propose(guess.cut(proposal.num_draft_tokens))
         if present.drafted:
@@ -175,9 +178,10 @@ class Steps:
     def _follow(self, proposal: Proposal) -> Action:
         """Tell the draft which branch was right. The draft drafts ahead of it and sends no proposal."""
         state = self.state
-        num_draft = proposal.num_draft_tokens
-        ahead = max(num_draft, state.planner.chosen)
-        return ToDraft(state.draft.follow(state.ledger, state.round, num_draft, ahead))
+        depth = proposal.depth
+        ahead = max(depth, state.planner.chosen)
+        known = state.ledger, state.round, depth
+        return ToDraft(state.draft.follow(*known, ahead, state.present.shape))
 
     def verify(self, proposal: Proposal, now: float) -> list[Action]:
         """Send the round to the target. Without a target the sequence stalls and keeps the proposal."""
@@ -210,7 +214,7 @@ class Steps:
         state = self.state
         if not state.next.plain_otherwise:
             # Without room there may be no next round at all.
-            room = state.planner.room_on_target(1 + state.present.proposal.num_draft_tokens)
+            room = state.planner.room_on_target(1 + state.present.proposal.depth)
             if state.round == 1 or state.client_behind or room < 0 or self._wanted_next():
                 return []
             if state.planner.awaits_verdict:
@@ -238,19 +242,19 @@ class Steps:
         state.times.target_answered(waited, verdict.timings)
         if not state.accepts(verdict):
             return state.fail(InternalError("the target worker's verdict does not fit its round"))
-        num_draft = state.present.proposal.num_draft_tokens
+        proposal = state.present.proposal
         if state.present.drafted:
             state.draft.failures = 0
         if state.ledger.num_generated == 0:
             state.stats.cached_prompt_tokens = min(verdict.timings.cached_tokens, state.ledger.prompt_length)
         timing = None if state.present.prefills else Verification.of(waited, verdict.timings)
         # The policy gets the whole verdict; the statistics count committed tokens only.
-        state.planner.policy.on_verdict(state.present.proposal, verdict, timing, state.present.guess)
+        state.planner.policy.on_verdict(proposal, verdict, timing, state.present.guess)
         # The worker extended its own copy of the ledger with the same tokens.
         state.target.known, state.target.computed = len(state.ledger) + len(verdict.token_ids), True
         following, state.target.losses = state.next.follows(verdict), 0
-        commit = state.ledger.commit(with_origins(verdict, state.present.proposal), verdict.logprobs)
-        state.committed = state.present.record.judged(now, waited, num_draft, verdict.timings, commit)
+        commit = state.ledger.commit(with_origins(verdict, proposal), verdict.logprobs)
+        state.committed = state.present.record.judged(now, waited, proposal, verdict.timings, commit)
         state.stats.record(state.committed)
         state.planner.on_verdict(verdict)
         if commit.finish is not None:

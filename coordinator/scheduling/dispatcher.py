@@ -283,7 +283,8 @@ class Dispatcher:
             running.draft = draft
             draft.load += 1
             known = draft.known or common_pb2.WorkerInfo()
-            running.state.planner.draft_max_len = known.max_model_len
+            planner = running.state.planner
+            planner.draft_max_len, planner.draft_max_nodes = known.max_model_len, known.max_tree_nodes
             running.state.draft.sub_drafted = bool(known.sub_drafter)
             self._handle(running, Signal.DRAFT_READY)
         if running.target is None and self._suspects.holds_back(running):
@@ -337,7 +338,8 @@ class Dispatcher:
         target.load += 1
         self._remember(running, target)
         if target.known is not None:
-            running.state.planner.target_max_len = target.known.max_model_len
+            planner, known = running.state.planner, target.known
+            planner.target_max_len, planner.target_max_nodes = known.max_model_len, known.max_tree_nodes
         self._handle(running, Signal.TARGET_READY)
 
     def _try_suspects(self) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.sequence.ledger import Commit
-from paceline.core.types import Timings, TokenOrigin
+from coordinator.sequence.ranks import ranks
+from paceline.core.types import Proposal, Timings, TokenOrigin
 
 DRAFT: Final = "draft"
 """Source name of a draft worker."""
@@ -36,9 +37,15 @@ class RoundRecord:
     prefills: bool = False
     """True if the target opened the sequence in this round."""
     num_draft: int = 0
-    """Number of verified draft tokens."""
+    """Number of verified draft tokens: the nodes of a tree."""
+    depth: int = 0
+    """Number of draft tokens on its longest path: K of a chain."""
     num_accepted: int = 0
     """Number of committed draft tokens; tokens after the sequence's end do not count."""
+    num_judged: int = 0
+    """Number of committed tokens for which there was a draft token: accepted ones and corrections."""
+    accepted_ranks: tuple[int, ...] = ()
+    """Place among its siblings of each committed draft token; 0 in a chain."""
     num_tokens: int = 0
     """Number of committed tokens: the accepted ones, plus one unless an accepted token ended the round."""
     draft: Timings | None = None
@@ -57,12 +64,15 @@ class RoundRecord:
         self.draft, self.draft_waited = timings, waited
 
     def judged(
-        self, now: float, waited: float, num_draft: int, timings: Timings, commit: Commit
+        self, now: float, waited: float, proposal: Proposal, timings: Timings, commit: Commit
     ) -> RoundRecord:
         """Record that the verdict was committed, possibly clipped. Returns the completed record."""
         self.ended, self.verify, self.verify_waited = now, timings, waited
         since = now - waited if self.target_since is None else self.target_since
         self.left_target = since + timings.queue + timings.compute
-        self.num_draft, self.num_tokens = num_draft, len(commit.token_ids)
-        self.num_accepted = commit.origins.count(TokenOrigin.ACCEPTED)
+        self.num_draft, self.depth = proposal.num_draft_tokens, proposal.depth
+        accepted = self.num_accepted = commit.origins.count(TokenOrigin.ACCEPTED)
+        self.num_judged = accepted + commit.origins.count(TokenOrigin.CORRECTION)
+        self.accepted_ranks = ranks(proposal, commit.token_ids[:accepted])
+        self.num_tokens = len(commit.token_ids)
         return self

@@ -57,9 +57,10 @@ class SpeculationStats:
     histogram: list[int] = field(default_factory=list)
     """Entry i: rounds with a proposal in which exactly i draft tokens were accepted."""
     reached: list[int] = field(default_factory=list)
-    """Entry i: proposals whose token at position i was accepted or replaced by a correction."""
+    """Entry i: proposals with a token at position i, a tree's depth, that was accepted or replaced by a
+    correction."""
     accepted_at: list[int] = field(default_factory=list)
-    """Entry i: proposals whose token at position i was accepted."""
+    """Entry i: proposals of which a token at position i was accepted."""
 
     def record(self, told: RoundRecord) -> None:
         """Count one committed round."""
@@ -74,13 +75,13 @@ class SpeculationStats:
         self.by_source[told.proposed_by].record(told)
         self.num_accepted_draft_tokens += num_accepted
         for counts, size in (
-            (self.histogram, num_draft + 1),
-            (self.reached, num_draft),
-            (self.accepted_at, num_draft),
+            (self.histogram, told.depth + 1),
+            (self.reached, told.depth),
+            (self.accepted_at, told.depth),
         ):
             counts.extend([0] * (size - len(counts)))
         self.histogram[num_accepted] += 1
-        for i in range(min(told.num_tokens, num_draft)):
+        for i in range(told.num_judged):
             self.reached[i] += 1
         for i in range(num_accepted):
             self.accepted_at[i] += 1

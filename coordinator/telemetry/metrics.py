@@ -41,10 +41,12 @@ class Metrics:
         self.lookahead_hits = 0
         self.by_source = by_source()
         """Rounds with a proposal, by the name of its source."""
-        self.rounds_by_draft = [0] * (limits.MAX_SPECULATIVE_TOKENS + 1)
+        self.rounds_by_draft = [0] * (limits.MAX_TREE_NODES + 1)
         """Entry i: rounds with i draft tokens."""
         self.accepted_lengths = [0] * (limits.MAX_SPECULATIVE_TOKENS + 1)
         """Entry i: rounds with a proposal of which exactly i tokens were accepted."""
+        self.accepted_ranks: Counter[int] = Counter()
+        """Draft tokens that were accepted, by their place among their siblings."""
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.first_token = Histogram(histogram.FIRST_TOKEN_SECONDS)
@@ -76,6 +78,7 @@ class Metrics:
         self.rounds_by_draft[record.num_draft] += 1
         if record.num_draft:
             self.accepted_lengths[record.num_accepted] += 1
+            self.accepted_ranks.update(record.accepted_ranks)
             self.by_source[record.proposed_by].record(record)
         verify, waited = record.verify, record.verify_waited
         # A verification that the target began by itself was already running: only the time waited counts.
@@ -176,3 +179,10 @@ class Metrics:
             longer += count
             result.append(longer)
         return result[::-1]
+
+    @property
+    def accepted_by_rank(self) -> list[int]:
+        """Entry i: accepted draft tokens that were child i of their node. Merged trees may be wider than one
+        drafter's."""
+        widest = max([limits.MAX_TREE_WIDTH - 1, *self.accepted_ranks])
+        return [self.accepted_ranks[rank] for rank in range(widest + 1)]

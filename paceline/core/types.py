@@ -283,6 +283,11 @@ class Proposal:
             node = self.parents[node]
         return tuple(reversed(path))
 
+    def children_of(self, node: int | None) -> tuple[int, ...]:
+        """The children of a node of a tree in order; those of the root for None."""
+        wanted = -1 if node is None else node
+        return tuple(child for child, parent in enumerate(self.parents) if parent == wanted)
+
     def accepted(self, outcome: Outcome) -> tuple[int, ...]:
         """The draft tokens that an outcome accepts."""
         if not self.parents:

@@ -14,7 +14,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -41,6 +40,7 @@ from paceline.core.validation import AUTO, DraftTokens
 from paceline.engine.multi_step import ChainSkills
 from paceline.engine.scheduling.engine_thread import EngineThread
 from paceline.rpc.streams import frames
+from paceline.v1 import common_pb2
 from target_worker.engine import TargetEngine
 from tests.sim.caches import CacheChecker, branch_tables
 from tests.sim.reference import LetterDetokenizer
@@ -243,7 +243,7 @@ class SimLink:
         self.role = worker.role
         self.load = 0
         sub_drafter = "" if world.sub_drafter == NO_SUB_DRAFTER else world.sub_drafter
-        self.known = SimpleNamespace(max_model_len=worker.max_model_len, sub_drafter=sub_drafter)
+        self.known = common_pb2.WorkerInfo(max_model_len=worker.max_model_len, sub_drafter=sub_drafter)
         self.stream: SimStream | None = None
         self.outbox: list[Any] = []
         self.gone_for_good = False

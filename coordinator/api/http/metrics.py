@@ -32,6 +32,8 @@ Value = TypeVar("Value", float, Histogram)
 REFRESH_SECONDS = 1.0
 """Shortest interval between two queries of the workers, and the time limit of a query."""
 WORKER_ROLES = ("target", "draft")
+TREE_NODES = (16, 32, 64)
+"""Buckets for the nodes of trees, beyond those for each K."""
 REASONS = (*(reason.value for reason in FinishReason), ABORT)
 _REQUEST_PARTS = {
     "e2e": ("e2e_request_latency_seconds", "From a request's arrival to its last token."),
@@ -175,10 +177,18 @@ class CoordinatorCollector(Collector):
             [([str(i)], count) for i, count in enumerate(of.accepted_at[:shown])],
             ["position"],
         )
-        chosen = Histogram(range(shown + 1))
-        for k, count in enumerate(of.rounds_by_draft[: shown + 1]):
-            chosen.observe_each(k, count)
-        yield make.histogram("round_num_draft_tokens", "Draft tokens of a round (K).", _one(chosen))
+        yield make.counter(
+            "spec_decode_num_accepted_tokens_per_rank",
+            "Draft tokens that were committed, by place among the children of their node.",
+            [([str(rank)], count) for rank, count in enumerate(of.accepted_by_rank)],
+            ["rank"],
+        )
+        chosen = Histogram((*range(shown + 1), *(nodes for nodes in TREE_NODES if nodes > shown)))
+        for rows, count in enumerate(of.rounds_by_draft):
+            chosen.observe_each(rows, count)
+        yield make.histogram(
+            "round_num_draft_tokens", "Draft tokens of a round: K, or a tree's nodes.", _one(chosen)
+        )
 
     def _workers(self, make: Families, of: Metrics) -> Iterator[Metric]:
         links = self._coordinator.links

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import PacelineError, ResourceExhaustedError
 from paceline.core.messages import DraftProposal, RoundVerdict, SequenceFailed, VerifyAhead
 from paceline.core.types import Proposal, Verdict
+from paceline.v1 import common_pb2
 from tests.unit.coordinator.machines import make_machine
 
 FULL = ResourceExhaustedError("no blocks")
@@ -31,7 +31,7 @@ class FakeLink:
         self.ready = ready
         self.load = 0
         self.draining = False
-        self.known = SimpleNamespace(max_model_len=max_model_len, sub_drafter="")
+        self.known = common_pb2.WorkerInfo(max_model_len=max_model_len)
         self.sent: list[Any] = []
         self.flushed = 0
         self.hung_up = 0

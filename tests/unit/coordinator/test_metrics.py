@@ -17,6 +17,7 @@ from coordinator.sequence.round_record import RoundRecord
 from coordinator.telemetry.metrics import PHASES, Metrics
 from paceline.core.errors import CancelledError, InvalidArgumentError, PacelineError, StaleEpochError
 from paceline.core.types import FinishReason, SamplingParams, Timings, TokenOrigin
+from tests.sim.rounds import chain
 from tests.unit.coordinator.machines import make_call
 
 SECONDS = 30.0  # after which a test has failed
@@ -60,7 +61,7 @@ def test_round_counts_equal_a_slow_count(seed: int) -> None:
         accepted = rng.randint(0, k)
         origins = [*[TokenOrigin.ACCEPTED] * accepted, TokenOrigin.CORRECTION][: rng.randint(1, accepted + 1)]
         commit = Commit(0, (1,) * len(origins), tuple(origins), "")
-        record.judged(now, waited, k, Timings(rng.random(), rng.random()), commit)
+        record.judged(now, waited, chain(k), Timings(rng.random(), rng.random()), commit)
         spent = rng.random() / 100
         play(metrics, running, record, now + spent)
         rounds.append((record, now + spent))

@@ -90,9 +90,12 @@ class Driver:
     def generated(self) -> list[int]:
         return self.state.ledger.token_ids[len(PROMPT) :]
 
-    def propose(self, *token_ids: int, epoch: int = 1, number: int | None = None) -> list[Action]:
+    def propose(
+        self, *token_ids: int, epoch: int = 1, number: int | None = None, proposal: Proposal | None = None
+    ) -> list[Action]:
         known = self.length + max(len(token_ids) - 1, 0)
-        return self(DraftProposal("s", epoch, self._round(number), self.length, Proposal(token_ids), known))
+        proposal = Proposal(token_ids) if proposal is None else proposal
+        return self(DraftProposal("s", epoch, self._round(number), self.length, proposal, known))
 
     def judge(
         self, *token_ids: int, epoch: int = 1, number: int | None = None, computed: int | None = None

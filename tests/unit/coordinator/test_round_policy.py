@@ -21,7 +21,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import Outcome, Proposal, Timings, Verdict
+from paceline.core.types import CHAIN, Outcome, Proposal, Timings, TreeShape, Verdict
 from tests.unit.coordinator.test_round import Driver, sent
 
 
@@ -31,12 +31,16 @@ class Scripted:
 
     ks: list[int]
     copies: list[int] = field(default_factory=list)
+    tree: TreeShape = CHAIN
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     prefills: list[float] = field(default_factory=list)
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         self.calls.append(("choose", most, lacking, remaining))
         return min(self.ks.pop(0), most)
+
+    def shape(self, k: int) -> TreeShape:
+        return self.tree
 
     def on_proposal(self, proposal: Proposal, seconds: float, lacking: int, prefill: float = 0.0) -> None:
         self.calls.append(("on_proposal", proposal.num_draft_tokens, seconds, lacking))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from coordinator.api.http.openai.usage import summed
-from coordinator.sequence.round_record import RoundRecord
 from coordinator.sequence.stats import RoundTimes, SourceStats, SpeculationStats
 from paceline.core.types import Timings
+from tests.sim.rounds import judged_chain
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -18,7 +19,7 @@ def test_counts_equal_a_slow_count(seed: int) -> None:
     rounds = [(k, rng.randint(0, k)) for k in (rng.randint(0, 5) for _ in range(rng.randint(0, 30)))]
     stats = SpeculationStats()
     for k, accepted in rounds:
-        stats.record(RoundRecord(num_draft=k, num_accepted=accepted, num_tokens=accepted + 1))
+        stats.record(judged_chain(k, accepted))
     with_proposal = [(k, a) for k, a in rounds if k]
     longest = max((k for k, _ in with_proposal), default=-1)
     assert stats.num_rounds == len(rounds)
@@ -41,14 +42,14 @@ def test_counts_equal_a_slow_count(seed: int) -> None:
 
 def test_without_drafts_the_mean_length_is_one() -> None:
     stats = SpeculationStats()
-    stats.record(RoundRecord(num_tokens=1))
+    stats.record(judged_chain(0, 0))
     assert (stats.acceptance_rate, stats.mean_acceptance_length) == (0.0, 1.0)
     assert stats.acceptance_rate_per_position == []
 
 
 def test_draft_tokens_after_the_end_are_not_judged() -> None:
     stats = SpeculationStats()
-    stats.record(RoundRecord(num_draft=8, num_accepted=4, num_tokens=4))
+    stats.record(replace(judged_chain(8, 4), num_judged=4, num_tokens=4))
     assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (8, 4)
     assert stats.mean_acceptance_length == 4
     assert stats.histogram == [0, 0, 0, 0, 1, 0, 0, 0, 0]
@@ -57,18 +58,18 @@ def test_draft_tokens_after_the_end_are_not_judged() -> None:
 
 def test_hits_and_copies_of_committed_rounds_are_counted() -> None:
     stats = SpeculationStats()
-    stats.record(RoundRecord(num_draft=2, num_tokens=1, hit=True))
-    stats.record(RoundRecord(num_draft=2, num_tokens=1, source="prompt-lookup"))
+    stats.record(replace(judged_chain(2, 0), hit=True))
+    stats.record(replace(judged_chain(2, 0), source="prompt-lookup"))
     assert (stats.num_lookahead_hits, stats.num_prompt_lookups) == (1, 1)
 
 
 def test_rounds_are_counted_by_the_source_of_their_proposal() -> None:
     stats = SpeculationStats()
-    stats.record(RoundRecord(num_tokens=1))
-    stats.record(RoundRecord(num_draft=3, num_accepted=1, num_tokens=2))
-    stats.record(RoundRecord(num_draft=2, num_accepted=2, num_tokens=3, source="constant"))
+    stats.record(judged_chain(0, 0))
+    stats.record(judged_chain(3, 1))
+    stats.record(replace(judged_chain(2, 2), source="constant"))
     for accepted in (0, 1):
-        stats.record(RoundRecord(num_draft=4, num_accepted=accepted, num_tokens=1, source="prompt-lookup"))
+        stats.record(replace(judged_chain(4, accepted), source="prompt-lookup"))
     assert stats.by_source == {
         "draft": SourceStats(1, 3, 1),
         "constant": SourceStats(1, 2, 2),

@@ -14,8 +14,8 @@ from coordinator.api.http.app import make_app
 from coordinator.api.http.openai.schema.bodies import ChatRequest, CompletionRequest, TokenizeRequest
 from coordinator.api.http.openai.schema.document import document
 from coordinator.api.http.openai.usage import summed
-from coordinator.sequence.round_record import RoundRecord
 from coordinator.sequence.stats import SpeculationStats
+from tests.sim.rounds import judged_chain
 from tests.unit.http.api import COMPLETIONS, MESSAGES, Api
 
 
@@ -173,7 +173,7 @@ def test_summed_counts_equal_those_of_one_sequence() -> None:
     for of_one in rounds:
         stats = SpeculationStats()
         for num_draft, num_accepted in of_one:
-            told = RoundRecord(num_draft=num_draft, num_accepted=num_accepted, num_tokens=num_accepted + 1)
+            told = judged_chain(num_draft, num_accepted)
             for counts in (whole, stats):
                 counts.record(told)
         each.append(stats)
