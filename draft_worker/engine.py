@@ -3,8 +3,9 @@
 Each of the K steps is one step of the drafter over all drafting sequences, whatever step each one is at.
 Where a sub-drafter has a guess, one step may draw several tokens (sampling/guesses.py). Elsewhere, if no
 logits need Python between two tokens, the drafter draws all steps after the first by itself
-(sampling/chains.py). After a full acceptance the state lacks the entry of dK, since the last draft token is
-never fed; the next round feeds it, because a feed is always everything of the ledger that the state lacks.
+(sampling/chains.py). A tree grows level by level instead, together with all others (trees/). After a full
+acceptance the state lacks the entry of dK, since the last draft token is never fed; the next round feeds it,
+because a feed is always everything of the ledger that the state lacks.
 
 While no round wants a step, a draft that looks ahead prefills prompts of sequences that were opened
 (lookahead/prefill_ahead.py) and drafts branches for the likely outcomes of the verifications in progress
@@ -18,16 +19,20 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from draft_worker.drafters.interface import Drafter
 from draft_worker.lookahead.fanout import MAX_RANK
 from draft_worker.lookahead.lookahead import Lookahead
 from draft_worker.lookahead.prefill_ahead import PrefillAhead
 from draft_worker.sampling.chains import can_chain, chain_of, drawn_by
-from draft_worker.sampling.draw import NoiseTape
+from draft_worker.sampling.draw import Drawn, NoiseTape
 from draft_worker.sampling.guesses import Guesses, draw_guessed
 from draft_worker.sampling.partial_draft import PartialDraft
 from draft_worker.sampling.sampler import TokenSampler
 from draft_worker.sub_drafters import sub_drafter_of
+from draft_worker.trees.tree import DraftTree
+from draft_worker.trees.trees import Trees
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import NO_SUB_DRAFTER, DraftConfig
 from paceline.core.errors import (
@@ -36,6 +41,7 @@ from paceline.core.errors import (
     PacelineError,
     ResourceExhaustedError,
 )
+from paceline.core.limits import MAX_TREE_NODES
 from paceline.core.messages import (
     CloseSequence,
     DraftCommand,
@@ -69,6 +75,9 @@ class DraftInProgress:
     """Its outstanding feed."""
     guess: Sequence[int] = ()
     """The last tokens of the feed, guessed to be drawn next."""
+    wants_tree: bool = False
+    tree: DraftTree | None = None
+    """Once the ledger is fed."""
 
 
 class DraftEngine:
@@ -98,6 +107,7 @@ class DraftEngine:
         self._guesses = Guesses(sub_drafter_of(config))
         num_others = MAX_RANK if config.lookahead_branches else 0
         self._sampler = TokenSampler(config, self._eos_token_ids, num_others)
+        self._trees = Trees(drafter, self._sampler, config.max_batch_tokens, self._free_idle)
         passes = self.observer.passes["ahead"]
         self.lookahead = Lookahead(
             drafter,
@@ -110,7 +120,7 @@ class DraftEngine:
         )
         self._max_prefill_rows = config.max_mixed_prefill_tokens or None
         limits = config.max_batch_tokens, self._max_prefill_rows
-        self._prefill_ahead = PrefillAhead(drafter, self.lookahead.free, passes, clock, *limits)
+        self._prefill_ahead = PrefillAhead(drafter, self._free_branches, passes, clock, *limits)
         self._prefilled_last = False
         """The last step without a round prefilled a prompt."""
 
@@ -118,6 +128,11 @@ class DraftEngine:
     def sequences(self) -> HeldSequences[DraftProposal]:
         """Its sequences."""
         return self._drafter.sequences
+
+    @property
+    def max_tree_nodes(self) -> int:
+        """Every drafter scores branches, of which trees are made."""
+        return MAX_TREE_NODES
 
     @property
     def has_work(self) -> bool:
@@ -170,6 +185,9 @@ class DraftEngine:
     def _begin(self, command: DraftRound, arrived: float) -> list[DraftEvent]:
         held = self.sequences.get(command.sequence_id)
         check_token_ids("committed_tail", command.committed_tail, self._vocabulary_size)
+        if not command.shape.is_chain and held.session.params.judged_as.facts.whole_chain:
+            mode = held.session.params.mode.value
+            raise InvalidArgumentError("tree_width", f"must be 1 in {mode} mode, which judges chains only")
         if command.base_length + command.num_draft_tokens - 1 > self._max_model_len:
             raise InvalidArgumentError(
                 "num_draft_tokens", f"end beyond the model's length of {self._max_model_len}"
@@ -179,23 +197,29 @@ class DraftEngine:
             command.round,
             command.base_length,
             command.committed_tail,
-            question_of(command.base_length, num_draft_tokens=command.num_draft_tokens),
+            question_of(command.base_length, num_draft_tokens=command.num_draft_tokens, shape=command.shape),
         )
         if disposition is Disposition.IN_PROGRESS:
             return []
         if disposition is Disposition.REPEAT:
             assert held.session.answer is not None
             return [held.session.answer]
-        drawn = self.lookahead.adopt(command, held)
+        wants_tree = not command.shape.is_chain and held.session.params.target_decides
+        drawn: list[Drawn] = []
+        if wants_tree:
+            self.lookahead.discard(command.sequence_id)
+        else:
+            drawn = self.lookahead.adopt(command, held)
         if not drawn:
-            held.cut_to_ledger()
+            self._trees.adopt(held)
         tokens, base, k = held.session.tokens, command.base_length, command.num_draft_tokens
         # Noise depends on the base length alone, so a branch drew the same tokens as would be drawn here.
         tape = NoiseTape.record(held.session.params, base, k)
         draft = PartialDraft(held.session.params, tokens, k, tape, drawn, held.grammar)
         feed = [*tokens, *draft.token_ids][held.num_computed_tokens :]
         prefill = self._prefill_ahead.remove(command.sequence_id)
-        r = DraftInProgress(command, draft, Job(held, feed, rows=1, arrived=arrived, prefill=prefill))
+        job = Job(held, feed, rows=1, arrived=arrived, prefill=prefill)
+        r = DraftInProgress(command, draft, job, wants_tree=wants_tree)
         self._rounds[command.sequence_id] = r
         if draft.complete:
             return self._settle(r)
@@ -204,15 +228,15 @@ class DraftEngine:
 
     def _feed(self, r: DraftInProgress, tokens: Sequence[int]) -> None:
         """Feed a round's next tokens, the newest last, and what the sub-drafter guesses behind them."""
-        r.guess = self._guesses.after(r.command.sequence_id, r.draft)
+        # A sub-drafter guesses one path.
+        r.guess = () if r.wants_tree else self._guesses.after(r.command.sequence_id, r.draft)
         r.job.feed_next([*tokens, *r.guess], rows=1 + len(r.guess))
 
     def step(self) -> list[DraftEvent]:
-        """Continue the rounds in progress: whole chains, then one step. Without rounds, work ahead."""
+        """Continue the rounds in progress: whole chains, then one step of the others. Else work ahead."""
         if not self._rounds:
             return self._step_ahead()
-        events = self._draw_chains()
-        return [*events, *self._draw_step()] if self._rounds else events
+        return [*self._draw_chains(), *self._draw_step(), *self._grow_trees()]
 
     def _step_ahead(self) -> list[DraftEvent]:
         """Prefill a prompt or look ahead, in turns where there is both to do. Unsent branches go first."""
@@ -237,7 +261,8 @@ class DraftEngine:
         rows_left = config.max_batch_tokens
         for r in self._rounds.values():
             short = r.job.remaining <= min(skills.max_feed, rows_left) and not r.job.begins
-            if short and not r.guess and can_chain(r.draft, skills, self._eos_token_ids):
+            stepwise = r.wants_tree or r.guess
+            if short and not stepwise and can_chain(r.draft, skills, self._eos_token_ids):
                 rounds.append(r)
                 rows_left -= r.job.remaining
         if not rounds:
@@ -272,12 +297,14 @@ class DraftEngine:
 
     def _draw_step(self) -> list[DraftEvent]:
         """One step of the drafter over the rounds in progress, and the tokens drawn from its scores."""
-        by_id = {r.job.sequence_id: r for r in self._rounds.values()}
+        by_id = {r.job.sequence_id: r for r in self._rounds.values() if r.tree is None}
+        if not by_id:
+            return []
         result = self._drafter.step(
             [r.job for r in by_id.values()],
             max_rows=self._config.max_batch_tokens,
             max_prefill_rows=self._max_prefill_rows,
-            free_branches=self.lookahead.free,
+            free_branches=self._free_branches,
             passes=self.observer.passes["rounds"],
         )
         events: list[DraftEvent] = []
@@ -286,16 +313,31 @@ class DraftEngine:
         if not result.finished:
             return events
         assert result.logits is not None
-        rounds = [by_id[job.sequence_id] for job in result.finished]
+        fed = [by_id[job.sequence_id] for job in result.finished]
+        planted = [r for r in fed if r.wants_tree and self._plant(r)]
+        if not planted:
+            return [*events, *self._draw(fed, result.logits)]
+        parts = list(zip(fed, torch.split(result.logits, [r.job.rows for r in fed]), strict=True))
+        for draw, some in (
+            (self._draw, [part for part in parts if part[0].tree is None]),
+            (self._root, [part for part in parts if part[0].tree is not None]),
+        ):
+            if some:
+                events += draw([r for r, _ in some], torch.cat([rows for _, rows in some]))
+        return events
+
+    def _draw(self, rounds: Sequence[DraftInProgress], logits: torch.Tensor) -> list[DraftEvent]:
+        """The next tokens of chains, from the rows that were fed last."""
         begun = self._clock()
         drawn = together_or_alone(
             rounds,
-            result.logits,
+            logits,
             [r.job.rows for r in rounds],
             lambda some, rows: draw_guessed(self._sampler, [(r.draft, r.guess) for r in some], rows),
             "drawing",
         )
         spent = self._clock() - begun
+        events: list[DraftEvent] = []
         for r, tokens in zip(rounds, drawn, strict=True):
             r.job.compute += spent
             if isinstance(tokens, PacelineError):
@@ -304,9 +346,7 @@ class DraftEngine:
             r.draft.drawn.extend(filter(None, tokens))
             self._cut_to_draft(r)
             if tokens[-1] is None:
-                r.job.held.found_broken()
-                error = InternalError("the draft model's logits are not numbers")
-                events += self._break_off(r.job, error)
+                events += self._break_off(r.job, _found_broken(r.job.held))
                 continue
             r.job.held.found_sound()
             if r.draft.complete:
@@ -314,6 +354,52 @@ class DraftEngine:
             else:
                 self._feed(r, [r.draft.newest])
         return events
+
+    def _plant(self, r: DraftInProgress) -> bool:
+        """Begin a round's tree; False if there is no room for one, so that a chain is drawn.
+
+        That depends on nothing that is drawn in the round.
+        """
+        r.tree = self._trees.begin(r.job.held, r.draft, r.command.shape)
+        r.wants_tree = r.tree is not None
+        return r.wants_tree
+
+    def _root(self, rounds: Sequence[DraftInProgress], logits: torch.Tensor) -> list[DraftEvent]:
+        """The first nodes of trees, from the rows after their ledgers."""
+        width = max(r.command.shape.width for r in rounds)
+        begun = self._clock()
+        found = together_or_alone(
+            rounds,
+            logits,
+            [1] * len(rounds),
+            lambda some, rows: self._trees.rows_of([r.draft for r in some], rows, width),
+            "drawing",
+        )
+        spent = self._clock() - begun
+        events: list[DraftEvent] = []
+        for r, row in zip(rounds, found, strict=True):
+            r.job.compute += spent
+            if row is None or isinstance(row, PacelineError):
+                events += self._break_off(r.job, _found_broken(r.job.held) if row is None else row)
+                continue
+            r.job.held.found_sound()
+            assert r.tree is not None
+            r.tree.growth.grow([row])
+        return events
+
+    def _grow_trees(self) -> list[DraftEvent]:
+        """One level of every tree, in one pass; those that are complete are answered."""
+        rounds = [(r, r.tree) for r in self._rounds.values() if r.tree is not None]
+        growing = [tree for _, tree in rounds if not tree.complete]
+        if growing:
+            begun = self._clock()
+            rows = self._trees.grow(growing)
+            spent = self._clock() - begun
+            self.observer.passes["rounds"].ran(rows, len(growing), spent)
+            for r, tree in rounds:
+                if tree in growing:
+                    r.job.ran(begun, spent, rows, len(growing))
+        return [event for r, tree in rounds if tree.complete for event in self._settle(r)]
 
     def _cut_to_draft(self, r: DraftInProgress) -> None:
         """Drop entries that wrong guesses left. The draft's newest token has none."""
@@ -327,28 +413,32 @@ class DraftEngine:
         """
         command, held, draft = r.command, r.job.held, r.draft
         del self._rounds[command.sequence_id]
-        distributions = tuple(d.distribution for d in draft.drawn if d.distribution is not None)
+        if r.tree is None:
+            distributions = tuple(d.distribution for d in draft.drawn if d.distribution is not None)
+            proposal = Proposal(tuple(draft.token_ids), distributions=distributions)
+        else:
+            proposal = r.tree.growth.proposal()
         answer = DraftProposal(
             command.sequence_id,
             command.epoch,
             command.round,
             command.base_length,
-            Proposal(tuple(draft.token_ids), distributions=distributions),
+            proposal,
             held.num_computed_tokens,
             r.job.timings(),
         )
         held.session.finish(answer)
         if held.session.params.traceparent:
-            self._trace(r, error)
+            self._trace(r, proposal.num_draft_tokens, error)
         if draft.complete:
             self.lookahead.begin(command, held, draft)
         return [] if command.proposal_known else [answer]
 
-    def _trace(self, r: DraftInProgress, error: str = "") -> None:
+    def _trace(self, r: DraftInProgress, num_draft_tokens: int, error: str = "") -> None:
         """Record a span of the round."""
         where = r.job.held.session.params.traceparent, r.command.sequence_id, r.command.round
         attributes: Attributes = {
-            "paceline.num_draft_tokens": len(r.draft.drawn),
+            "paceline.num_draft_tokens": num_draft_tokens,
             **timings_told(r.job.timings()),
         }
         self.observer.answered(*where, r.job.arrived, self._clock(), attributes, error)
@@ -372,7 +462,8 @@ class DraftEngine:
         r = self._rounds.pop(job.sequence_id)
         held: HeldSequence[DraftProposal] = job.held
         if held.session.params.traceparent:
-            self._trace(r, code_name(error))
+            self._trace(r, 0, code_name(error))
+        self._trees.release(r.command.sequence_id)
         held.cut_to_ledger()
         held.session.abandon_round()
         return SequenceFailed(r.command.sequence_id, r.command.epoch, r.command.round, error)
@@ -383,6 +474,17 @@ class DraftEngine:
         self._guesses.forget(sequence_id)
         self._prefill_ahead.remove(sequence_id)
         self.lookahead.discard(sequence_id)
+        self._trees.release(sequence_id)
+
+    def _free_branches(self) -> bool:
+        """Free the room of all branches and trees. Trees in progress are then sent as they stand."""
+        freed = self.lookahead.free()
+        return self._trees.free() or freed
+
+    def _free_idle(self) -> bool:
+        """Free the room of what no round waits for."""
+        freed = self.lookahead.free()
+        return self._trees.free_idle() or freed
 
     def drop(self, sequence_id: str) -> None:
         """Forget a sequence whose coordinator went away."""
@@ -395,3 +497,9 @@ class DraftEngine:
             if sequence_id not in self._rounds:
                 self._discard_work(sequence_id)
                 self.sequences.drop(sequence_id)
+
+
+def _found_broken(held: HeldSequence[DraftProposal]) -> InternalError:
+    """The error of a round whose last row is no distribution."""
+    held.found_broken()
+    return InternalError("the draft model's logits are not numbers")

@@ -76,6 +76,10 @@ class Holder(Engine[Any, Any], Protocol):
     def sequences(self) -> HeldSequences[Any]:
         """The held sequences."""
 
+    @property
+    def max_tree_nodes(self) -> int:
+        """Nodes of the largest draft tree that it proposes or verifies; 0 for chains only."""
+
 
 @dataclass(frozen=True, slots=True)
 class Role(Generic[ConfigT]):
@@ -174,6 +178,7 @@ class WorkerShell:
             weight_bytes=built.weight_bytes,
             local_socket=self._local.path if self._local is not None else "",
             model_fingerprint=built.model_fingerprint,
+            max_tree_nodes=self._engine.max_tree_nodes,
             **_of_draft(config),
         )
         if (plan := built.memory_plan) is not None:

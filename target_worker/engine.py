@@ -111,6 +111,11 @@ class TargetEngine:
         )
 
     @property
+    def max_tree_nodes(self) -> int:
+        """It verifies chains only."""
+        return 0
+
+    @property
     def has_work(self) -> bool:
         """True while a round waits for its verdict, or a sequence for its round."""
         return bool(self._rounds) or self._precomputed.has_work

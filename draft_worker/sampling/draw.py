@@ -99,18 +99,9 @@ def draw_tokens(
     Returns:
         One token per sequence, in order; None where the logits are no distribution.
     """
-    row_params = _row_params.build(
-        [step.params.sampling for step in steps],
-        [1] * len(steps),
-        logits.device,
-        eos_token_ids,
-        [step.params.bad_words_token_ids for step in steps],
-    )
-    scores = scores_of(allowed, row_params, _context(steps, row_params, logits.shape[1]))
+    scores = scores_after(steps, allowed, eos_token_ids)
     by_ratio = [i for i, step in enumerate(steps) if step.tape.uniforms is not None]
-    noise = [
-        None if step.tape.coupled is None else step.tape.coupled.after(len(step.drafts)) for step in steps
-    ]
+    noise = list(map(noise_of, steps))
     num_ranks = num_others + 1 if num_others or len(by_ratio) < len(steps) else 0
     draws = None
     if by_ratio:
@@ -125,6 +116,24 @@ def draw_tokens(
         own_scores = dict(zip(by_ratio, found.own_scores, strict=True))
         drawn = _with_others(drawn, found.ranks, own_scores, num_others)
     return [None if broken else token for token, broken in zip(drawn, found.broken, strict=True)]
+
+
+def scores_after(steps: Sequence[DrawStep], allowed: Tensor, eos_token_ids: Sequence[int]) -> Tensor:
+    """float32 [S, V]: the scores of the next token of every sequence; arguments as for `draw_tokens`."""
+    row_params = _row_params.build(
+        [step.params.sampling for step in steps],
+        [1] * len(steps),
+        allowed.device,
+        eos_token_ids,
+        [step.params.bad_words_token_ids for step in steps],
+    )
+    return scores_of(allowed, row_params, _context(steps, row_params, allowed.shape[1]))
+
+
+def noise_of(step: DrawStep) -> CoupledNoise | None:
+    """The coupled noise of the next token's position, in a mode that has it."""
+    coupled = step.tape.coupled
+    return None if coupled is None else coupled.after(len(step.drafts))
 
 
 class _Draws(NamedTuple):

@@ -8,7 +8,9 @@ from typing import Final
 
 import torch
 
-from draft_worker.sampling.draw import Drawn, draw_tokens
+from draft_worker.sampling.children import rank_children
+from draft_worker.sampling.draw import Drawn, DrawStep, draw_tokens
+from draft_worker.sampling.growth import Row
 from draft_worker.sampling.partial_draft import PartialDraft
 from draft_worker.sampling.restrictions import restricted_steps, restrictions_of
 from paceline.core.config import DraftConfig
@@ -31,11 +33,7 @@ class TokenSampler:
 
         logits: float [len(drafts), vocabulary].
         """
-        steps, allowed = [draft.step for draft in drafts], logits
-        restrictions = restrictions_of(drafts, self._eos_token_ids)
-        if restrictions is not None:
-            steps = restricted_steps(steps, restrictions)
-            allowed = restricted(logits, restrictions, [1] * len(steps))
+        steps, allowed = self._restricted(drafts, logits)
         drawn = draw_tokens(
             steps,
             logits,
@@ -46,6 +44,24 @@ class TokenSampler:
             self.num_others,
         )
         return [token if token is not None and _has_mass(token) else None for token in drawn]
+
+    def children(self, drafts: Sequence[PartialDraft], logits: torch.Tensor, width: int) -> list[Row | None]:
+        """The best `width` tokens after each path, best first; None where the logits permit none.
+
+        Arguments as for `draw`; the target decides every token of these drafts.
+        """
+        steps, allowed = self._restricted(drafts, logits)
+        return rank_children(steps, logits, allowed, width, self._eos_token_ids)
+
+    def _restricted(
+        self, drafts: Sequence[PartialDraft], logits: torch.Tensor
+    ) -> tuple[list[DrawStep], torch.Tensor]:
+        """The steps, and the logits without what grammars forbid."""
+        steps = [draft.step for draft in drafts]
+        restrictions = restrictions_of(drafts, self._eos_token_ids)
+        if restrictions is None:
+            return steps, logits
+        return restricted_steps(steps, restrictions), restricted(logits, restrictions, [1] * len(steps))
 
 
 def _has_mass(token: Drawn) -> bool:

@@ -68,6 +68,15 @@ def ranks_of(tokens: Array | Tensor, values: Array | Tensor) -> Ranks:
     return [[entry for entry in row if entry[1] > -math.inf] or [_NOTHING] for row in rows]
 
 
+def log_normalizers(scores: Tensor, noise: Noise) -> Tensor:
+    """log sum exp(score + noise) of every row: float64 [R], on the scores' device; -inf if all are filtered.
+
+    A token's score + noise minus this is the logarithm of its likelihood of being chosen by a model that is
+    about as good, with the same noise.
+    """
+    return add_coupled_noise(scores, noise).double().logsumexp(-1)
+
+
 def add_coupled_noise(scores: Tensor, noise: Noise) -> Tensor:
     """scores + noise: float64 [R, V]; the scores themselves if no row has noise."""
     where = [(row, n.seed, n.first) for row, n in enumerate(noise) if n is not None]

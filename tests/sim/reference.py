@@ -14,8 +14,9 @@ from paceline.core.types import (
     SamplingParams,
     SequenceParams,
     SparseDistribution,
+    TreeShape,
 )
-from paceline.decoding.noise import Purpose, uniforms
+from paceline.decoding.noise import Purpose, gumbel, uniforms
 from tests.sim.toys import ToyModel, forbidden, own_choice, softmax
 
 
@@ -195,3 +196,34 @@ def check_slow_proposal(
         np.testing.assert_allclose(values, q[ids] / q[ids].sum(), rtol=1e-4)
         u = float(uniforms([sampling.seed], [len(ledger)], Purpose.DRAFT_DRAW, i + 1)[0, i])
         assert token == ids[invert(values, u)]
+
+
+def slow_tree(
+    model: ToyModel,
+    ledger: Sequence[int],
+    params: SequenceParams,
+    depth: int,
+    shape: TreeShape,
+    eos: Sequence[int] = (),
+) -> Proposal:
+    """The tree that a draft proposes in greedy or coupled mode, path by path."""
+    sampling, words = params.sampling, params.bad_words_token_ids
+    assert sampling.seed is not None
+    values: dict[tuple[int, ...], float] = {}
+    fed: list[tuple[int, ...]] = [()]
+    for level in range(depth):
+        for path in fed:
+            prefix = [*ledger, *path]
+            sums = model.logits(prefix).astype(np.float64)
+            sums[forbidden(model.vocab_size, prefix, sampling, params.prompt_length, eos, words)] = -np.inf
+            if not sampling.greedy:
+                made = gumbel([sampling.seed], [len(prefix)], model.vocab_size)[0].numpy()
+                sums = sums / sampling.temperature + made
+            shares = softmax(sums)
+            for token in np.argsort(-shares, kind="stable").tolist()[: shape.width]:
+                if shares[token]:
+                    values[*path, token] = values.get(path, 1.0) * shares[token]
+        best = sorted(values, key=lambda path: -values[path])[: shape.nodes]
+        fed = [path for path in best if len(path) == level + 1][: shape.width]
+    parents = tuple(best.index(path[:-1]) if path[:-1] else -1 for path in best)
+    return Proposal(tuple(path[-1] for path in best), parents)

@@ -17,7 +17,7 @@ from paceline.core.errors import (
     InvalidArgumentError,
     StaleEpochError,
 )
-from paceline.core.types import Proposal, SequenceParams
+from paceline.core.types import CHAIN, Proposal, SequenceParams, TreeShape
 
 Answer = TypeVar("Answer")
 
@@ -35,13 +35,18 @@ class Disposition(enum.Enum):
     """A repetition of the last finished round: send `Session.answer` again."""
 
 
-Question = tuple[int, int, Proposal]
+Question = tuple[int, int, Proposal, TreeShape]
 """Content that two commands of one round number must share (the tail may differ)."""
 
 
-def question_of(base_length: int, proposal: Proposal | None = None, num_draft_tokens: int = 0) -> Question:
+def question_of(
+    base_length: int,
+    proposal: Proposal | None = None,
+    num_draft_tokens: int = 0,
+    shape: TreeShape = CHAIN,
+) -> Question:
     """Questions are compared only when a round is repeated; hashing distributions would cost every round."""
-    return base_length, num_draft_tokens, Proposal() if proposal is None else proposal
+    return base_length, num_draft_tokens, Proposal() if proposal is None else proposal, shape
 
 
 @dataclass(slots=True)

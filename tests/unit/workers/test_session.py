@@ -13,6 +13,7 @@ from paceline.core.types import (
     SamplingParams,
     SequenceParams,
     SparseDistribution,
+    TreeShape,
 )
 from paceline.engine.scheduling.session import Disposition, Session, question_of
 
@@ -153,6 +154,8 @@ def test_different_rounds_are_different_questions() -> None:
         question_of(3, Proposal((1, 2), distributions=(sparse, sparse))),
         question_of(3, num_draft_tokens=2),
         question_of(3, num_draft_tokens=3),
+        question_of(3, num_draft_tokens=3, shape=TreeShape(2, 5)),
+        question_of(3, num_draft_tokens=3, shape=TreeShape(2, 6)),
     ]
     assert len(set(questions)) == len(questions)
     assert question_of(3, chain) == question_of(3, Proposal((1, 2)))

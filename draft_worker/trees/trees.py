@@ -1,0 +1,144 @@
+"""The trees of a worker's sequences: they grow together, and stay until the next round of their sequence.
+
+The entries of a tree's nodes lie in a region of branches beside the sequence. When the next round comes,
+those of the accepted path become the sequence's, so accepted tokens are not fed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from draft_worker.drafters.interface import BranchRegion, Drafter
+from draft_worker.sampling.growth import ROOT, BestNodes, Row
+from draft_worker.sampling.partial_draft import PartialDraft
+from draft_worker.sampling.sampler import TokenSampler
+from draft_worker.trees.tree import DraftTree
+from paceline.core.errors import ResourceExhaustedError
+from paceline.core.messages import DraftProposal
+from paceline.core.types import TreeShape
+from paceline.engine.scheduling.passes import own_error
+from paceline.engine.scheduling.sequences import HeldSequence
+
+log = logging.getLogger(__name__)
+
+Held = HeldSequence[DraftProposal]
+
+
+class Trees:
+    """At most one tree of each sequence, by its id."""
+
+    def __init__(
+        self, drafter: Drafter, sampler: TokenSampler, max_rows: int, spare: Callable[[], bool]
+    ) -> None:
+        """`max_rows`: most rows of a pass. `spare` frees room that no round waits for; False if none."""
+        self._drafter = drafter
+        self._sampler = sampler
+        self._max_rows = max_rows
+        self._spare = spare
+        self._by_sequence: dict[str, DraftTree] = {}
+
+    def begin(self, held: Held, root: PartialDraft, shape: TreeShape) -> DraftTree | None:
+        """A tree of a sequence that has taken in its ledger. The row after it is the first to grow by.
+
+        None if there is no room for the tree's nodes.
+        """
+        growth, sequence_id = BestNodes(root.k, shape), held.session.sequence_id
+        region = self._fork(held, growth.max_fed)
+        if region is None:
+            return None
+        root = replace(root, ledger=tuple(root.ledger))  # the session's own list grows
+        states = {ROOT: region.branch(held.num_computed_tokens)}
+        tree = self._by_sequence[sequence_id] = DraftTree(sequence_id, root, growth, region, states)
+        return tree
+
+    def _fork(self, held: Held, entries: int) -> BranchRegion | None:
+        with contextlib.suppress(ResourceExhaustedError):
+            return self._drafter.fork(held, entries)
+        if self._spare():
+            with contextlib.suppress(ResourceExhaustedError):
+                return self._drafter.fork(held, entries)
+        return None
+
+    def rows_of(self, drafts: Sequence[PartialDraft], logits: torch.Tensor, width: int) -> list[Row | None]:
+        """What trees of up to this width grow by after each path; None for a row that is no distribution.
+
+        logits: float [len(drafts), vocabulary].
+        """
+        return self._sampler.children(drafts, logits, width)
+
+    def grow(self, trees: Sequence[DraftTree]) -> int:
+        """Feed the wanted nodes of all these trees; returns their number. A tree that fails alone stops.
+
+        Raises the error of a device that can no longer compute.
+        """
+        rows = sum(len(tree.growth.wanted) for tree in trees)
+        failed = False
+        try:
+            self._grow(trees)
+        except Exception:
+            log.exception("growing %d trees together failed; continuing one by one", len(trees))
+            failed = True
+        # Not inside the exception handler: the traceback keeps the tensors of the pass.
+        for tree in trees if failed else ():
+            try:
+                self._grow([tree])
+            except Exception as error:
+                own_error(error, "growing a draft tree", tree.sequence_id)  # sent as it stands
+                tree.stop()
+        return rows
+
+    def _grow(self, trees: Sequence[DraftTree]) -> None:
+        feeds = [tree.feeds() for tree in trees]
+        every = [feed for of_tree in feeds for feed in of_tree]
+        rows, width = list[Row | None](), max(tree.growth.shape.width for tree in trees)
+        for first in range(0, len(every), self._max_rows):
+            states, drafts = zip(*every[first : first + self._max_rows], strict=True)
+            logits = self._drafter.step_branches(states, [draft.newest for draft in drafts])
+            rows += self.rows_of(drafts, logits, width)
+        taken = iter(rows)
+        for tree, of_tree in zip(trees, feeds, strict=True):
+            tree.take([feed.state for feed in of_tree], [next(taken) for _ in of_tree])
+
+    def adopt(self, held: Held) -> None:
+        """Cut a sequence to its ledger, and take over what its tree has of the ledger's newest tokens.
+
+        The tree is freed.
+        """
+        tree = self._by_sequence.pop(held.session.sequence_id, None)
+        held.cut_to_ledger()
+        if tree is None:
+            return
+        tokens, base = held.session.tokens, len(tree.root.ledger)
+        state = tree.deepest(tokens) if held.num_computed_tokens == base else None
+        if state is not None:
+            try:
+                self._drafter.adopt(held, state)
+                held.session.cached = tokens[: held.num_computed_tokens]
+            except Exception as error:
+                held.cut_to(held.num_computed_tokens)
+                own_error(error, "adopting a draft tree", tree.sequence_id)  # what it lacks is fed again
+        tree.free()
+
+    def release(self, sequence_id: str) -> None:
+        """Free a sequence's tree, if any."""
+        tree = self._by_sequence.pop(sequence_id, None)
+        if tree is not None:
+            tree.free()
+
+    def free(self) -> bool:
+        """Free all trees; False if there were none. One in progress is complete as it stands."""
+        return self._free(list(self._by_sequence))
+
+    def free_idle(self) -> bool:
+        """Free the trees that no round waits for."""
+        return self._free([name for name, tree in self._by_sequence.items() if tree.complete])
+
+    def _free(self, sequence_ids: Sequence[str]) -> bool:
+        for sequence_id in sequence_ids:
+            self.release(sequence_id)
+        return bool(sequence_ids)
