@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from draft_worker.sampling.draw import DrawStep, noise_of, scores_after
-from draft_worker.sampling.growth import Child, Row
+from draft_worker.sampling.growth import NextToken, Row
 from paceline.decoding.coupled import log_normalizers, ranked, ranked_in_tensors, ranks_of
 from paceline.decoding.transfer import to_host
 from paceline.engine.scheduling.passes import broken_rows, row_checks, usable_rows
@@ -46,6 +46,6 @@ def rank_children(
     return [None if bad else row or None for row, bad in zip(rows, broken, strict=True)]
 
 
-def _children(row: Sequence[tuple[int, float]], total: float) -> list[Child]:
+def _children(row: Sequence[tuple[int, float]], total: float) -> list[NextToken]:
     """The tokens of one row. A share is at most 1, whatever the rounding."""
-    return [Child(token, min(0.0, value - total)) for token, value in row if value > -math.inf]
+    return [NextToken(token, min(0.0, value - total)) for token, value in row if value > -math.inf]

@@ -18,7 +18,7 @@ ROOT: Final = -1
 """The newest token of the ledger, as the parent of the first nodes."""
 
 
-class Child(NamedTuple):
+class NextToken(NamedTuple):
     """A token that may follow a node."""
 
     token_id: int
@@ -26,7 +26,7 @@ class Child(NamedTuple):
     """log softmax(score + noise) of the token, over the permitted tokens."""
 
 
-Row = Sequence[Child]
+Row = Sequence[NextToken]
 """What may follow a node, best first."""
 
 

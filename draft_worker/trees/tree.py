@@ -12,7 +12,7 @@ from draft_worker.sampling.growth import ROOT, BestNodes, Row, path_of
 from draft_worker.sampling.partial_draft import PartialDraft
 
 
-class Feed(NamedTuple):
+class NodeFeed(NamedTuple):
     """A node to feed: the drafter's state after its parent, and the draft that ends with it."""
 
     state: BranchState
@@ -37,14 +37,14 @@ class DraftTree:
         """True if no node is to be fed."""
         return not self.growth.wanted
 
-    def feeds(self) -> list[Feed]:
+    def feeds(self) -> list[NodeFeed]:
         """The wanted nodes."""
         pool = self.growth.pool
         found = []
         for node in self.growth.wanted:
             above = self.states[pool[node].parent]
             drawn = list(map(Drawn, path_of(pool, node)))
-            found.append(Feed(above.cut(above.length), replace(self.root, drawn=drawn)))
+            found.append(NodeFeed(above.cut(above.length), replace(self.root, drawn=drawn)))
         return found
 
     def take(self, states: Sequence[BranchState], rows: Sequence[Row | None]) -> None:

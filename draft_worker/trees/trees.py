@@ -72,7 +72,7 @@ class Trees:
         return self._sampler.children(drafts, logits, width)
 
     def grow(self, trees: Sequence[DraftTree]) -> int:
-        """Feed the wanted nodes of all these trees; returns their number. A tree that fails alone stops.
+        """NodeFeed the wanted nodes of all these trees; returns their number. A tree that fails alone stops.
 
         Raises the error of a device that can no longer compute.
         """

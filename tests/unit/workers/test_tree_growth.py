@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from draft_worker.sampling.growth import ROOT, BestNodes, Child, path_of
+from draft_worker.sampling.growth import ROOT, BestNodes, NextToken, path_of
 from paceline.core.types import TreeShape
 
 Path = tuple[int, ...]
@@ -21,10 +21,10 @@ class Shares:
     def __init__(self, seed: int, size: int) -> None:
         self._seed, self._size = seed, size
 
-    def __call__(self, path: Path) -> list[Child]:
+    def __call__(self, path: Path) -> list[NextToken]:
         rng = random.Random(f"{self._seed} {path}")
         weights = [rng.random() ** 3 for _ in range(self._size)]
-        row = [Child(token, math.log(weight / sum(weights))) for token, weight in enumerate(weights)]
+        row = [NextToken(token, math.log(weight / sum(weights))) for token, weight in enumerate(weights)]
         return sorted(row, key=lambda child: -child.log_share)
 
     def value(self, path: Path) -> float:
@@ -33,7 +33,7 @@ class Shares:
         )
 
 
-def grown(shares: Callable[[Path], list[Child] | None], depth: int, shape: TreeShape) -> BestNodes:
+def grown(shares: Callable[[Path], list[NextToken] | None], depth: int, shape: TreeShape) -> BestNodes:
     growth = BestNodes(depth, shape)
     while growth.wanted:
         growth.grow([shares((*path_of(growth.pool, node),)) for node in growth.wanted])
@@ -89,7 +89,7 @@ def test_the_first_nodes_of_a_proposal_are_the_best_tree_of_as_many(seed: int, s
 
 
 def test_growth_ends_early_where_nothing_new_is_among_the_best() -> None:
-    flat = [Child(token, math.log(1 / 8)) for token in range(8)]
+    flat = [NextToken(token, math.log(1 / 8)) for token in range(8)]
     growth = BestNodes(5, TreeShape(4, 4))
     growth.grow([flat])
     assert len(growth.wanted) == 4
@@ -99,15 +99,15 @@ def test_growth_ends_early_where_nothing_new_is_among_the_best() -> None:
 
 
 def test_among_equals_the_older_comes_first() -> None:
-    growth = grown(lambda path: [Child(3, 0.0)], 4, TreeShape(2, 3))
+    growth = grown(lambda path: [NextToken(3, 0.0)], 4, TreeShape(2, 3))
     assert growth.proposal().parents == (-1, 0, 1), "a node never precedes its parent"
 
 
 def test_a_node_without_a_row_has_no_children() -> None:
     growth = BestNodes(3, TreeShape(2, 8))
-    growth.grow([[Child(0, math.log(0.6)), Child(1, math.log(0.4))]])
+    growth.grow([[NextToken(0, math.log(0.6)), NextToken(1, math.log(0.4))]])
     assert growth.wanted == [0, 1]
-    growth.grow([None, [Child(2, math.log(0.5))]])
+    growth.grow([None, [NextToken(2, math.log(0.5))]])
     assert [growth.pool[node].parent for node in growth.wanted] == [1]
     growth.grow([None])
     assert (growth.proposal().token_ids, growth.proposal().parents) == ((0, 1, 2), (ROOT, ROOT, 1))
