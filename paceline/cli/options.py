@@ -26,7 +26,8 @@ _HELP = {
     "port": "Port to listen on; 0 takes a free port, which is announced on standard output.",
     "target_model": "A directory, a hub id, or `embedded:target` (the default).",
     "draft_model": "A directory, a hub id, or `embedded:draft`; with `none`, only prompt lookup proposes "
-    "tokens. The default is the embedded draft for the embedded target, and none for any other.",
+    "tokens. The default is the embedded draft for the embedded target, and none for any other. May be "
+    "repeated: each model has a draft worker, and all propose for every sequence.",
     "target_port": "Port of the target worker; 0 takes a free port.",
     "draft_port": "Port of the draft worker; 0 takes a free port.",
     "device": "auto, cpu, cuda or cuda:N.",
@@ -49,7 +50,6 @@ _HELP = {
     "num_speculative_tokens": "Draft tokens per round (K); 0 switches drafting off, auto chooses.",
     "tree_width": "Most children of a node of a draft tree; 1 drafts chains, auto chooses for every round.",
     "max_tree_nodes": "Most draft tokens of a round with a tree.",
-    "drafts_per_sequence": "Draft workers that propose for one round, merged into one tree.",
     "acceptance": "How the target decides on draft tokens; no mode changes its distribution.",
     "trust_remote_code": "Run model code that comes with the checkpoint.",
     "exit_with_parent": "Stop when standard input closes, so that a child never outlives its supervisor.",

@@ -289,6 +289,7 @@ class CoordinatorConfig:
     tree_width: TreeWidth = 1
     max_tree_nodes: int = 16
     drafts_per_sequence: int = 1
+    """Most draft workers that propose for one round; their proposals are merged into one tree."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     prompt_lookup: bool = True
     """Guess draft tokens from texts, without the draft; `--no-prompt-lookup` stands for `--sources none`."""

@@ -97,9 +97,9 @@ class SpeculationParams:
     draws. The output stays that of the target: q is what was drawn from. They are refused at temperature 0.
 
     With `tree_width` above 1 the draft proposes a tree: up to so many children after each node, K deep.
-    `auto` lets the server choose between chain and tree for every round. `drafts_per_sequence` draft workers
-    propose for one round, and their proposals are merged into one tree. `max_tree_nodes` bounds the draft
-    tokens of such a round. In block mode above temperature 0 there are only chains of one draft.
+    `auto` lets the server choose between chain and tree for every round. Up to `drafts_per_sequence` draft
+    workers propose for one round, and their proposals are merged into one tree. `max_tree_nodes` bounds the
+    draft tokens of such a round. In block mode above temperature 0 there are only chains of one draft.
     """
 
     num_speculative_tokens: DraftTokens | None = None
@@ -114,6 +114,7 @@ class SpeculationParams:
     tree_width: TreeWidth | None = None
     max_tree_nodes: int | None = None
     drafts_per_sequence: int | None = None
+    """Most draft workers that propose for one round."""
 
     def __post_init__(self) -> None:
         """Convert a mode given by name. Raises InvalidArgumentError naming the field."""

@@ -7,7 +7,7 @@ compute library.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from paceline.core.system.listening import check_ports
 from paceline.core.system.small_files import read_text
 from paceline.rpc.security.credentials import check_files
 from paceline.supervisor.arguments import flag
-from paceline.supervisor.stack_config import StackConfig
+from paceline.supervisor.stack_config import StackConfig, kind_of
 
 
 def check_worker(config: WorkerConfig) -> None:
@@ -38,7 +38,7 @@ def check_worker(config: WorkerConfig) -> None:
     if config.local_socket and not Path(config.local_socket).absolute().parent.is_dir():
         raise InvalidArgumentError("local_socket", f"the folder of {config.local_socket} does not exist")
     ports = {"port": config.port, "metrics_port": config.metrics_port or 0}
-    _check_distinct(ports)
+    _check_distinct(ports.items())
     check_ports("host", config.host, ports)
 
 
@@ -54,7 +54,7 @@ def check_coordinator(config: CoordinatorConfig) -> None:
             check_files(tls, prefix)
     read_secret(config.worker_secret_file)
     ports = {"port": config.port, **_http_port(config)}
-    _check_distinct(ports)
+    _check_distinct(ports.items())
     check_ports("host", config.host, ports)
 
 
@@ -67,9 +67,10 @@ def check_stack(config: StackConfig) -> None:
         raise InvalidArgumentError("certificates", f"{config.certificates} is not a folder")
     coordinator = config.coordinator_config(("127.0.0.1:1",), ())
     workers = {role: config.worker_config(role) for role in config.worker_roles}
-    ports = {"port": coordinator.port, **_http_port(coordinator)}
+    ports = [("port", coordinator.port), *_http_port(coordinator).items()]
     for role, worker in workers.items():
-        ports |= {f"{role}_port": worker.port, f"{role}_metrics_port": worker.metrics_port or 0}
+        kind = kind_of(role)
+        ports += [(f"{kind}_port", worker.port), (f"{kind}_metrics_port", worker.metrics_port or 0)]
     _check_distinct(ports)
     for role, worker in workers.items():
         with _renaming_fields(lambda field, role=role: _worker_option(config, role, field)):  # type: ignore[misc]
@@ -78,9 +79,9 @@ def check_stack(config: StackConfig) -> None:
         check_coordinator(coordinator)
 
 
-def _check_distinct(ports: Mapping[str, int]) -> None:
+def _check_distinct(ports: Iterable[tuple[str, int]]) -> None:
     taken: dict[int, str] = {}
-    for field, port in ports.items():
+    for field, port in ports:
         if port and port in taken:
             raise InvalidArgumentError(field, f"{port} is also the value of {flag(taken[port])}")
         taken[port] = field
@@ -113,7 +114,7 @@ def _worker_option(config: StackConfig, role: str, field: str) -> str:
     """The stack's option for a worker's field: the role's own option, or the common one."""
     if config.certificates and field.startswith("tls_"):
         return "certificates"
-    own = f"{role}_{field}"
+    own = f"{kind_of(role)}_{field}"
     return own if own in {f.name for f in fields(config)} else field
 
 

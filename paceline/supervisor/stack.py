@@ -1,4 +1,4 @@
-"""A coordinator, a target worker and a draft worker as one supervised unit."""
+"""A coordinator, a target worker and draft workers as one supervised unit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from paceline.supervisor.children import (
 )
 from paceline.supervisor.folders import owned_folder, working_folder
 from paceline.supervisor.preflight import check_stack
-from paceline.supervisor.stack_config import StackConfig
+from paceline.supervisor.stack_config import StackConfig, kind_of
 from paceline.telemetry.steps import step
 
 _SHORT_FOLDER = "/tmp"  # noqa: S108 - only for a private folder in it
@@ -83,7 +83,7 @@ def _vocabulary(field: str, model: str) -> dict[str, int] | None:
 
 
 class Stack:
-    """A running stack. Roles are `target`, `draft` and `coordinator`."""
+    """A running stack. Roles are `target`, `draft`, `draft-2` and so on, and `coordinator`."""
 
     def __init__(
         self,
@@ -208,8 +208,8 @@ def serve_stack(
     """
     remaining = _countdown(config.start_timeout)
     check_stack(config)
-    if config.draft_model:
-        check_tokenizers(config.target_model, config.draft_model)
+    for model in config.draft_models:
+        check_tokenizers(config.target_model, model)
     # Fixed once: relative paths and variables must have the same meaning for a restart.
     environment = _with_secret(child_environment(config.environment))
     folder = working_folder()
@@ -224,11 +224,11 @@ def serve_stack(
             step("%s", sharing)
         step("starting the workers (%s)", ", ".join(config.worker_roles))
         workers = stack.start(
-            *((role, f"{role}-worker", config.worker_config(role)) for role in config.worker_roles),
+            *((role, f"{kind_of(role)}-worker", config.worker_config(role)) for role in config.worker_roles),
             timeout=remaining(),
         )
         targets, drafts = (
-            tuple(w.address for w in workers if w.role == role) for role in ("target", "draft")
+            tuple(w.address for w in workers if kind_of(w.role) == kind) for kind in ("target", "draft")
         )
         coordinator = config.coordinator_config(targets, drafts)
         step("the workers are ready; starting the coordinator")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -92,8 +92,8 @@ _DRAFT_PREFIXES = ("draft", "corpus", "lookahead_", "sub_drafter", "support_")
 _ONE_GPU: Final = 0.85
 """Share of a GPU's memory for weights and caches of two workers together; passes need the rest."""
 _SHARES: Final = {"target": 0.7, "draft": 0.3}
-"""Division of a GPU's share between two workers whose weights' sizes are unknown. A draft commonly needs a
-third of a target's memory or less."""
+"""Division of a GPU's share between a target and its drafts if their weights' sizes are unknown. A draft
+commonly needs a third of a target's memory or less."""
 _BESIDE_WEIGHTS: Final = 1 << 29
 """Bytes that are added to a worker's weights where sizes divide a GPU: for logits and buffers, which even the
 smallest model needs."""
@@ -112,8 +112,9 @@ class StackConfig(StackOptions):
         """Raises InvalidArgumentError naming the field. Builds every process's configuration as a check."""
         if not 0 < self.start_timeout <= threading.TIMEOUT_MAX:
             raise InvalidArgumentError("start_timeout", f"must be in (0, {threading.TIMEOUT_MAX:g}]")
-        if not self.draft_model:
+        if not self.draft_models:
             self._check_no_draft_options()
+        self._check_drafts()
         if self.local_sockets and self.certificates:
             raise InvalidArgumentError(
                 "local_sockets", "have no TLS, so they cannot be used with certificates"
@@ -132,6 +133,14 @@ class StackConfig(StackOptions):
             if concerns and getattr(self, f.name) != default:
                 raise InvalidArgumentError(f.name, "requires a draft worker, but draft_model is none")
 
+    def _check_drafts(self) -> None:
+        if "none" in self.draft_models:
+            raise InvalidArgumentError("draft_model", "cannot be none beside other models")
+        name, models = "drafts_per_sequence", len(self.draft_models)
+        if self.drafts_per_sequence is not None and self.drafts_per_sequence < models:
+            why = f"is {self.drafts_per_sequence}, but each of {models} draft models proposes in every round"
+            raise InvalidArgumentError(name, why)
+
     def _check_memory(self) -> None:
         name = "gpu_memory_utilization"
         if self.gpu_memory_utilization is not None:
@@ -140,13 +149,11 @@ class StackConfig(StackOptions):
                 raise InvalidArgumentError(name, "cannot be used with num_blocks")
             if not self.may_use_gpus:
                 raise InvalidArgumentError(name, "requires a GPU, but no worker is on one")
-        if self._on_one_gpu:
-            shares = [self._gpu_share_of(role) or 0.0 for role in self.worker_roles]
-            if (both := sum(shares)) > 1:
-                raise InvalidArgumentError(
-                    f"draft_{name}",
-                    f"is {shares[1]:g}, and the target takes {shares[0]:g} of that GPU: {both:g} in total",
-                )
+        for role in self.worker_roles:
+            shares = {each: self._gpu_share_of(each) or 0.0 for each in self._sharers(role)}
+            if len(shares) > 1 and (total := round(sum(shares.values()), 3)) > 1:
+                told = ", ".join(f"{each} {share:g}" for each, share in shares.items())
+                raise InvalidArgumentError(f"draft_{name}", f"{told} of one GPU are {total:g} in total")
 
     @property
     def uses_local_sockets(self) -> bool:
@@ -156,9 +163,16 @@ class StackConfig(StackOptions):
         return self.local_sockets
 
     @property
+    def draft_models(self) -> tuple[str, ...]:
+        """The model of each draft worker."""
+        models = self.draft_model or ()
+        return (models,) if isinstance(models, str) else models
+
+    @property
     def worker_roles(self) -> tuple[str, ...]:
-        """The roles of the workers."""
-        return ("target", "draft") if self.draft_model else ("target",)
+        """The names of the workers: `target`, `draft`, `draft-2` and so on."""
+        further = (f"draft-{number}" for number in range(2, len(self.draft_models) + 1))
+        return ("target", *(("draft", *further) if self.draft_models else ()))
 
     @property
     def may_use_gpus(self) -> bool:
@@ -166,8 +180,8 @@ class StackConfig(StackOptions):
         return not all(_on_cpu(self._device_of(role)) for role in self.worker_roles)
 
     def worker_config(self, role: str) -> DraftConfig | TargetConfig:
-        """The configuration of the `target` or the `draft` worker."""
-        return self.target_config if role == "target" else self.draft_config
+        """The configuration of the worker with this name."""
+        return self.target_config if role == "target" else self._draft_config(role)
 
     @property
     def target_config(self) -> TargetConfig:
@@ -178,24 +192,37 @@ class StackConfig(StackOptions):
 
     @property
     def draft_config(self) -> DraftConfig:
-        """The draft worker's configuration."""
+        """The first draft worker's configuration."""
+        return self._draft_config("draft")
+
+    def _draft_config(self, role: str) -> DraftConfig:
         ahead = {"lookahead_branches": self._branches, "lookahead_sequences": self._lookahead_limit}
-        values = self._shared_by("draft") | {name: n for name, n in ahead.items() if n is not None}
+        values = self._shared_by(role) | {name: n for name, n in ahead.items() if n is not None}
         values |= {name: getattr(self, name) for name in _DRAFT_ONLY}
         return _build(DraftConfig, {**_ALONE, **values, **self.draft, "exit_with_parent": True}, "draft")
 
     def _shared_by(self, role: str) -> dict[str, Any]:
-        """Fields common to both workers, for one of them."""
-        prefix = f"{role}_"
-        values = {
-            name: getattr(self, prefix + name)
-            for name in ("model", "port", "device", "dtype", "metrics_port")
-        }
-        values["threads"] = getattr(self, prefix + "threads") or self._threads_of(role)
+        """Fields common to all workers, for one of them."""
+        kind, index = kind_of(role), self._index_of(role)
+        values = {name: getattr(self, f"{kind}_{name}") for name in ("device", "dtype")}
+        for name in ("port", "metrics_port"):
+            first = getattr(self, f"{kind}_{name}")
+            values[name] = first + index if first else first
+        values["model"] = self.draft_models[index] if kind == "draft" else self.target_model
+        values["threads"] = getattr(self, f"{kind}_threads") or self._threads_of(role)
         values["num_blocks"] = self._blocks_of(role)
         values["gpu_memory_utilization"] = self._gpu_share_of(role)
         values |= {name: getattr(self, name) for name in _SHARED}
-        return values | self._certificate_of(role, "tls")
+        return values | self._certificate_of(kind, "tls")
+
+    def _index_of(self, role: str) -> int:
+        """The number of earlier workers of the same kind."""
+        return [each for each in self.worker_roles if kind_of(each) == kind_of(role)].index(role)
+
+    def _own(self, role: str) -> Mapping[str, Any]:
+        """The additional fields in `target` or `draft`."""
+        own: Mapping[str, Any] = getattr(self, kind_of(role))
+        return own
 
     def _has_model(self, role: str) -> bool:
         """False for a draft worker whose drafter needs a tokenizer only."""
@@ -208,68 +235,74 @@ class StackConfig(StackOptions):
     def _device_of(self, role: str) -> str:
         if not self._has_model(role):
             return "cpu"
-        own: Mapping[str, Any] = getattr(self, role)
-        device: str = own.get("device", getattr(self, f"{role}_device"))
+        device: str = self._own(role).get("device", getattr(self, f"{kind_of(role)}_device"))
         return device
 
     def _blocks_of(self, role: str) -> int | None:
         """Blocks of a worker's cache, without the overrides in `target` and `draft`."""
-        own: int | None = getattr(self, f"{role}_num_blocks")
-        share = getattr(self, f"{role}_gpu_memory_utilization")
+        own: int | None = getattr(self, f"{kind_of(role)}_num_blocks")
+        share = getattr(self, f"{kind_of(role)}_gpu_memory_utilization")
         return self.num_blocks if own is None and share is None else own
 
     def _gpu_share_of(self, role: str) -> float | None:
         """A worker's share of its GPU; None on a CPU or with an explicit number of blocks.
 
-        Two workers on one GPU start together, and each would see the same free memory, so they divide it.
+        Workers on one GPU start together, and each would see the same free memory, so they divide it.
         """
-        own: Mapping[str, Any] = getattr(self, role)
-        share: float | None = getattr(self, f"{role}_gpu_memory_utilization")
+        own = self._own(role)
+        share: float | None = getattr(self, f"{kind_of(role)}_gpu_memory_utilization")
         if share is not None or own.get("gpu_memory_utilization") is not None:
             return share
         if self._blocks_of(role) is not None or own.get("num_blocks") is not None:
             return None
         if _on_cpu(self._device_of(role)):
             return None
-        if not self._on_one_gpu:
+        sharers = self._sharers(role)
+        if len(sharers) == 1:
             return self.gpu_memory_utilization
-        return round((self.gpu_memory_utilization or _ONE_GPU) * self._parts[role], 4)
+        return round((self.gpu_memory_utilization or _ONE_GPU) * self._parts(sharers)[role], 4)
 
-    @property
-    def _parts(self) -> Mapping[str, float]:
-        """Division of a GPU's share between both workers: by their weights' sizes if they are known."""
-        sizes = {role: weight_bytes(self._model_of(role)) for role in self.worker_roles}
-        needs = {role: size + _BESIDE_WEIGHTS for role, size in sizes.items() if size is not None}
+    def _parts(self, sharers: Sequence[str]) -> Mapping[str, float]:
+        """Division of a GPU's share between its workers: by their weights' sizes if they are known."""
+        sizes = {role: weight_bytes(self._model_of(role)) for role in sharers}
+        needs: dict[str, float] = {
+            role: size + _BESIDE_WEIGHTS for role, size in sizes.items() if size is not None
+        }
         if len(needs) < len(sizes):
-            return _SHARES
+            kinds = [kind_of(role) for role in sharers]
+            needs = {role: _SHARES[kind_of(role)] / kinds.count(kind_of(role)) for role in sharers}
         return {role: need / sum(needs.values()) for role, need in needs.items()}
 
     def _model_of(self, role: str) -> str:
-        own: Mapping[str, Any] = getattr(self, role)
-        model: str = own.get("model", getattr(self, f"{role}_model"))
+        named = self.draft_models[self._index_of(role)] if kind_of(role) == "draft" else self.target_model
+        model: str = self._own(role).get("model", named)
         return model
 
     @property
     def sharing(self) -> str:
-        """What both workers divide if they compute on one GPU; empty if they do not."""
+        """What the workers on the target's GPU divide; empty if there is only the target."""
         if not self._on_one_gpu:
             return ""
         branches = self.draft_config.lookahead_branches
         ahead = f"drafts ahead for {branches} outcomes" if branches else "does not draft ahead"
-        shares = {role: self.worker_config(role).gpu_memory_utilization for role in self.worker_roles}
+        roles = self._sharers("target")
+        shares = {role: self.worker_config(role).gpu_memory_utilization for role in roles}
         told = ", ".join(f"{role} {share or 'by its blocks'}" for role, share in shares.items())
-        return f"both models share a GPU (of its memory: {told}); the draft {ahead}"
+        models = "both" if len(roles) == 2 else str(len(roles))
+        return f"{models} models share a GPU (of its memory: {told}); the draft {ahead}"
 
     @property
     def _on_one_gpu(self) -> bool:
-        """Whether both workers compute on the same GPU. `auto` and `cuda` mean the first GPU."""
-        devices = [self._device_of(role) for role in self.worker_roles]
+        """Whether drafts compute on the target's GPU."""
+        return len(self._sharers("target")) > 1
+
+    def _sharers(self, role: str) -> tuple[str, ...]:
+        """All workers on this one's GPU; itself on a CPU. `auto` and `cuda` mean the first GPU."""
         first = {"auto": "cuda:0", "cuda": "cuda:0"}
-        return (
-            len(devices) > 1
-            and not any(map(_on_cpu, devices))
-            and (len({first.get(device, device) for device in devices}) == 1)
-        )
+        on = {each: self._device_of(each) for each in self.worker_roles}
+        gpus = {each: first.get(device, device) for each, device in on.items() if not _on_cpu(device)}
+        mine = gpus.get(role)
+        return tuple(each for each in self.worker_roles if each == role or gpus.get(each, role) == mine)
 
     @property
     def _branches(self) -> int | None:
@@ -309,6 +342,8 @@ class StackConfig(StackOptions):
         """The coordinator's configuration, once the workers' addresses are known."""
         values: dict[str, Any] = {name: getattr(self, name) for name in _COORDINATOR}
         values |= {"targets": targets, "drafts": drafts, "tokenizer": self.target_model}
+        if self.drafts_per_sequence is None:
+            values["drafts_per_sequence"] = max(1, len(self.draft_models))
         edge = {name: getattr(self, name) for name in ("tls_certificate", "tls_key")}
         if self.certificates and not any(edge.values()):
             edge = self._certificate_of("coordinator", "tls")
@@ -329,6 +364,11 @@ class StackConfig(StackOptions):
             return {}
         names = {"certificate": f"{role}.pem", "key": f"{role}.key", "ca": "ca.pem"}
         return {f"{prefix}_{what}": str(Path(self.certificates) / name) for what, name in names.items()}
+
+
+def kind_of(role: str) -> str:
+    """`target` or `draft` for the name of a worker."""
+    return role.partition("-")[0]
 
 
 def _build(cls: type[_ConfigT], values: Mapping[str, Any], role: str) -> _ConfigT:

@@ -14,14 +14,15 @@ from paceline.core.validation import AUTO, DraftTokens, TreeWidth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """One target, at most one draft and their coordinator on this machine.
+    """One target, its drafts, if any, and their coordinator on this machine.
 
     Workers listen on 127.0.0.1, the coordinator on `host`. Port 0 takes a free port.
     """
 
     target_model: str = "embedded:target"
-    draft_model: str | None = "embedded:draft"
-    """`none` (None in Python) runs no draft worker; only prompt lookup proposes tokens."""
+    draft_model: tuple[str, ...] | str | None = "embedded:draft"
+    """`none` (None in Python) runs no draft worker; only prompt lookup proposes tokens. Each of several
+    models has a worker, and all propose for every sequence."""
     host: str = "127.0.0.1"
     port: int = 0
     model_name: str = ""
@@ -37,6 +38,7 @@ class StackOptions:
     `none` uses Paceline's own defaults."""
     target_port: int = 0
     draft_port: int = 0
+    """Port of the first draft worker; further ones take the ports after it."""
     num_speculative_tokens: DraftTokens = AUTO
     max_num_speculative_tokens: int = 8
     """Most draft tokens of a round if K is `auto`."""
@@ -45,7 +47,9 @@ class StackOptions:
     [[1, 4, 5], [5, 16, 3], [17, 64, 0]]; empty chooses K by measured goodput."""
     tree_width: TreeWidth = 1
     max_tree_nodes: int = 16
-    drafts_per_sequence: int = 1
+    drafts_per_sequence: int | None = None
+    """Most draft workers that propose for one round; their proposals are merged into one tree. The default is
+    the number of draft models."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     prompt_lookup: bool = True
     """Guess draft tokens from texts, without the draft; `--no-prompt-lookup` stands for `--sources none`."""
@@ -172,7 +176,8 @@ class StackOptions:
     target_metrics_port: int | None = None
     """Port of the target worker's `/metrics`; 0 takes a free port. Not served by default."""
     draft_metrics_port: int | None = None
-    """Port of the draft worker's `/metrics`; 0 takes a free port. Not served by default."""
+    """Port of the first draft worker's `/metrics`; further ones take the ports after it. 0 takes free ports.
+    Not served by default."""
     reflection: bool = False
     """Enable gRPC server reflection in all processes."""
     start_timeout: float = 900.0

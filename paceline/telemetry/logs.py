@@ -195,18 +195,24 @@ def child_lines_to_stderr(line: str) -> None:
     """A supervisor's sink for children that log JSON: forwards JSON lines and wraps all others."""
     match = _CHILD_LINE.fullmatch(line)
     role, text = match.groups() if match else ("", line)
-    if not _is_log_line(text):
+    fields = _log_line(text)
+    if fields is None:
         text = json.dumps(_head(datetime.now(UTC).timestamp(), "INFO", role, "stderr", text))
+    elif role and fields.get("role") != role:
+        # Only the parent knows which of several drafts this is.
+        text = json.dumps(fields | {"role": role})
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed before the children end
         # One write per line, because several threads write, and `print` writes the line end separately.
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
-def _is_log_line(text: str) -> bool:
+def _log_line(text: str) -> dict[str, Any] | None:
+    """The fields of a line of JsonFormatter; None for any other line."""
     if not text.startswith('{"time": '):
-        return False
+        return None
     try:
-        return isinstance(json.loads(text), dict)
+        fields = json.loads(text)
     except ValueError:
-        return False
+        return None
+    return fields if isinstance(fields, dict) else None

@@ -101,6 +101,23 @@ def test_an_occupied_port_ends_the_start_with_a_message(tiny_pair: Pair, tiny_st
             pytest.fail("it must not start")
 
 
+def test_each_draft_model_has_a_worker(tiny_pair: Pair, tmp_path: Path) -> None:
+    """With an address and a name of its own, and without it the other one goes on."""
+    other = tmp_path / "other"
+    shutil.copytree(tiny_pair.draft, other)
+    with running_stack(tiny_pair, draft_model=(str(tiny_pair.draft), str(other))) as running:
+        stack, client = running.stack, running.client
+        assert stack.roles == ("target", "draft", "draft-2", "coordinator")
+        drafts = [worker for worker in client.status().workers if worker.role == "draft"]
+        of_name = {str(tiny_pair.draft): "draft", str(other): "draft-2"}
+        assert {worker.address for worker in drafts} == {stack.address_of(name) for name in of_name.values()}
+        for worker in drafts:
+            assert worker.info.process_id == stack.pid(of_name[worker.info.model])
+        alone = client.generate("def", SAMPLING, speculation={"num_speculative_tokens": 0})
+        stack.wait_for_restart("draft-2", stack.kill("draft-2"))
+        assert client.generate("def", SAMPLING, speculation=DRAFTS).token_ids == alone.token_ids
+
+
 def test_without_a_draft_every_token_is_the_targets(tiny_pair: Pair, tiny_stack: RunningStack) -> None:
     """And the stack's socket files go with it."""
     with running_stack(tiny_pair, draft_model=None) as plain:

@@ -59,7 +59,7 @@ def serve(
     options: Annotated[
         StackOptions,
         Defaults(
-            {"port": DEFAULT_PORT, "http_port": DEFAULT_HTTP_PORT, "target_model": "", "draft_model": None}
+            {"port": DEFAULT_PORT, "http_port": DEFAULT_HTTP_PORT, "target_model": "", "draft_model": []}
         ),
     ],
     model: Annotated[
@@ -72,7 +72,7 @@ def serve(
         int, option("threads", "CPU threads of each worker, unless set per worker; 0 divides the cores.")
     ] = 0,
 ) -> None:
-    """Run a coordinator, a target worker and a draft worker (unless `--draft-model none`) on this machine."""
+    """Run a coordinator, a target worker and draft workers (unless `--draft-model none`) on this machine."""
     config = _checked(_with_models(options, model), device=device, dtype=dtype, threads=threads)
     _check_template(config.chat_template)
     configure_logging("supervisor", config.log_format)
@@ -80,7 +80,8 @@ def serve(
         "Paceline %s starting with the target %s and %s",
         version("paceline"),
         config.target_model,
-        f"the draft {_draft_of(config)}" if config.draft_model else "no draft (--draft-model sets one)",
+        " and ".join(f"the draft {name}" for name in _drafters(config))
+        or "no draft (--draft-model sets one)",
     )
     sink = child_lines_to_stderr if config.log_format == "json" else log_to_stderr
     try:
@@ -126,7 +127,7 @@ def _checked(options: StackOptions, **of_both: Any) -> StackConfig:
     check_dtype("dtype", of_both["dtype"])
     check_threads("threads", of_both["threads"])
     values = {f.name: getattr(options, f.name) for f in fields(options)}
-    if options.draft_model == "none":
+    if options.draft_model in ("none", ("none",)):
         values["draft_model"] = None
     roles = ("target", "draft") if values["draft_model"] else ("target",)
     for role in roles:
@@ -137,9 +138,11 @@ def _checked(options: StackOptions, **of_both: Any) -> StackConfig:
 
 
 def _announce(stack: Stack) -> None:
-    models = {"target": stack.config.target_model, "draft": _draft_of(stack.config)}
+    config = stack.config
+    models = (config.target_model, *_drafters(config))
     lines = [
-        f"{role} worker: {models[role]} at {stack.address_of(role)}" for role in stack.config.worker_roles
+        f"{role} worker: {model} at {stack.address_of(role)}"
+        for role, model in zip(config.worker_roles, models, strict=True)
     ]
     coordinator = stack.supervisor.status("coordinator")
     if coordinator.http_address:
@@ -151,9 +154,10 @@ def _announce(stack: Stack) -> None:
     sys.stdout.flush()
 
 
-def _draft_of(config: StackConfig) -> str | None:
-    """The model that drafts, or the drafter without one."""
-    return config.draft_model if config.drafter == MODEL_DRAFTER else config.drafter
+def _drafters(config: StackConfig) -> tuple[str, ...]:
+    """What drafts in each draft worker: its model, or the drafter without one."""
+    models = config.draft_models
+    return models if config.drafter == MODEL_DRAFTER else (config.drafter,) * len(models)
 
 
 @options_from_fields

@@ -173,5 +173,7 @@ def test_serve_accepts_a_target_like_vllm(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(serve, "serve_stack", serve_stack)
     command("serve", "meta-llama/Llama-3.2-1B", "--max-num-seqs", "3", "--max-model-len", "99")
     (config,) = seen
-    assert (config.target_model, config.draft_model) == ("meta-llama/Llama-3.2-1B", None)
+    assert (config.target_model, config.draft_models) == ("meta-llama/Llama-3.2-1B", ())
     assert (config.max_running, config.max_model_len) == (3, 99)
+    command("serve", "--draft-model", "a", "--draft-model", "b", "--tree-width", "auto")
+    assert (seen[1].draft_models, seen[1].tree_width) == (("a", "b"), "auto")

@@ -151,6 +151,7 @@ def test_a_worker_first_reports_loading_libraries(
         ({"target_model": "t", "drafter": "ngram"}, "t", "t"),
         ({"target_model": "t", "draft_model": "d", "drafter": "ngram"}, "t", "d"),
         ({"target_model": "t", "draft_model": "none", "drafter": "ngram"}, "t", "none"),
+        ({"target_model": "t", "draft_model": ("d", "e")}, "t", ("d", "e")),
     ],
 )
 def test_default_models(values: dict[str, Any], target: str, draft: str) -> None:
@@ -166,7 +167,7 @@ def test_the_announcement_is_one_write(monkeypatch: pytest.MonkeyPatch, drafter:
     pieces: list[str] = []
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=pieces.append, flush=lambda: None))
     config = SimpleNamespace(
-        target_model="t", draft_model="d", drafter=drafter, worker_roles=("target", "draft")
+        target_model="t", draft_models=("d",), drafter=drafter, worker_roles=("target", "draft")
     )
     status = SimpleNamespace(http_address="h:2", address="h:1")
     supervisor = SimpleNamespace(status=lambda _role: status)

@@ -49,6 +49,8 @@ def test_a_disabled_http_port_is_not_checked() -> None:
 def test_one_port_used_twice_is_refused() -> None:
     error = refused(StackConfig(port=40_001, draft_port=40_001))
     assert error.message == "draft_port: 40001 is also the value of --port"
+    error = refused(StackConfig(draft_model=("embedded:draft",) * 2, draft_port=40_000, port=40_001))
+    assert error.message == "draft_port: 40001 is also the value of --port"
 
 
 @pytest.mark.parametrize(

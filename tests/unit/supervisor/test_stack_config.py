@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.refusals import refused
 
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.core.types import AcceptanceMode
@@ -148,3 +149,38 @@ def test_a_drafter_without_a_model_leaves_its_cores(
     monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: tuple(range(cores)))
     config = StackConfig(drafter=drafter)
     assert (config.target_config.threads, config.draft_config.threads) == threads
+
+
+def test_each_draft_model_has_a_worker_of_its_own() -> None:
+    config = StackConfig(
+        draft_model=("a", "b", "c"), draft_port=7, draft_metrics_port=0, draft={"dtype": "float32"}
+    )
+    assert config.worker_roles == ("target", "draft", "draft-2", "draft-3")
+    drafts = [config.worker_config(role) for role in config.worker_roles[1:]]
+    assert [(draft.model, draft.port, draft.metrics_port) for draft in drafts] == [
+        ("a", 7, 0),
+        ("b", 8, 0),
+        ("c", 9, 0),
+    ]
+    assert {draft.dtype for draft in drafts} == {"float32"}
+    assert config.coordinator_config(("t:1",), ()).drafts_per_sequence == 3
+
+
+def test_a_draft_model_more_than_propose_is_refused() -> None:
+    assert StackConfig(draft_model=("a", "b"), drafts_per_sequence=3).drafts_per_sequence == 3
+    for values, field in (
+        ({"draft_model": ("a", "b"), "drafts_per_sequence": 1}, "drafts_per_sequence"),
+        ({"draft_model": ("a", "b"), "acceptance": AcceptanceMode.BLOCK}, "drafts_per_sequence"),
+        ({"draft_model": tuple("abcde")}, "drafts_per_sequence"),
+        ({"draft_model": ("a", "none")}, "draft_model"),
+    ):
+        with refused(field):
+            StackConfig(**values)  # type: ignore[arg-type]
+
+
+def test_two_drafts_and_a_target_do_not_draft_ahead_on_two_cores(
+    two_cores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.supervisor.stack_config.core_quota", lambda: 2.0)
+    assert StackConfig().draft_config.lookahead_branches > 0
+    assert StackConfig(draft_model=("a", "b")).draft_config.lookahead_branches == 0

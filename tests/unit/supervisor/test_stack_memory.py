@@ -62,6 +62,17 @@ def test_each_worker_gets_its_share_of_memory(
     assert of(**values) == expected
 
 
+def test_several_drafts_divide_a_gpu_with_the_target_or_among_themselves() -> None:
+    models = ("1b", "elsewhere")
+    assert of(**ONE, draft_model=models) == [(None, 0.595), (None, 0.1275), (None, 0.1275)]
+    assert of(**TWO, draft_model=models) == [(None, None), (None, 0.425), (None, 0.425)]
+    assert of(**CPU, draft_model=models) == [(None, None)] * 3
+    known = of(**ONE, target_model="8b", draft_model=("1b", "8b"))
+    assert known == [(None, round(0.85 * size / 67, 4)) for size in (31, 5, 31)]
+    with refused("draft_gpu_memory_utilization", r"draft 0\.4, draft-2 0\.4 of one GPU are 1\.395 in total"):
+        StackConfig(**ONE, draft_model=models, draft_gpu_memory_utilization=0.4)
+
+
 KNOWN = {**ONE, "target_model": "8b", "draft_model": "1b"}
 
 
@@ -139,6 +150,7 @@ def test_auto_means_the_first_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"draft_model": None, "drafter": "ngram"}, "drafter"),
         ({"draft_model": None, "corpus": "text"}, "corpus"),
         ({"draft_model": None, "sub_drafter": "ngram"}, "sub_drafter"),
+        ({"draft_model": None, "drafts_per_sequence": 2}, "drafts_per_sequence"),
     ],
 )
 def test_contradictory_settings_are_refused(values: dict[str, Any], field: str) -> None:
@@ -147,6 +159,6 @@ def test_contradictory_settings_are_refused(values: dict[str, Any], field: str) 
 
 
 def test_shares_above_a_whole_gpu_are_refused_with_the_sum() -> None:
-    told = r"is 0\.4, and .* 0\.7 of that GPU: 1\.1 in total"
+    told = r"target 0\.7, draft 0\.4 of one GPU are 1\.1 in total"
     with refused("draft_gpu_memory_utilization", told):
         StackConfig(**ONE, target_gpu_memory_utilization=0.7, draft_gpu_memory_utilization=0.4)

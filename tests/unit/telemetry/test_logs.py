@@ -296,7 +296,8 @@ def test_lines_of_several_children_do_not_mix(
     assert piece.endswith("\n")
 
 
-def test_a_childs_json_lines_pass_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
-    line = '{"time": "2026-01-01T00:00:00+00:00", "message": "said"}'
-    logs.child_lines_to_stderr(f"[draft] {line}")
-    assert capsys.readouterr().err == f"{line}\n"
+def test_a_childs_json_lines_pass_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    line = '{"time": "2026-01-01T00:00:00+00:00", "role": "draft", "message": "said"}'
+    for child in ("draft", "draft-2"):
+        logs.child_lines_to_stderr(f"[{child}] {line}")
+        assert capsys.readouterr().err == line.replace('"draft"', f'"{child}"') + "\n"
