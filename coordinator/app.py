@@ -176,7 +176,7 @@ class Coordinator:
         if not self.has_target:
             return []
         drafts = [link.admitted for link in self.dispatcher.drafts if link.admitted]
-        return setup_warnings(self.config.num_speculative_tokens, self.target_info(), drafts)
+        return setup_warnings(self.config, self.target_info(), drafts)
 
     @property
     def model_name(self) -> str:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.validation import DraftTokens
+from paceline.core.config import CoordinatorConfig
 from paceline.v1 import common_pb2
 
 
 def setup_warnings(
-    num_speculative_tokens: DraftTokens,
+    config: CoordinatorConfig,
     target: common_pb2.WorkerInfo,
     drafts: Sequence[common_pb2.WorkerInfo],
 ) -> list[str]:
     """One sentence for each such setting.
 
     Args:
-        num_speculative_tokens: the default K.
+        config: the defaults of requests.
         target: the target's limits.
         drafts: the admitted drafts.
     """
@@ -30,11 +30,22 @@ def setup_warnings(
         f"num_speculative_tokens is 0: the draft {draft.model} is loaded, but used only by requests that"
         " set a number of their own"
         for draft in drafts
-        if num_speculative_tokens == 0
+        if config.num_speculative_tokens == 0
     ]
     waiting = [
         f"the draft {draft.model} on {draft.device} does not draft ahead (its lookahead_branches is 0)"
         for draft in drafts
         if draft.device.startswith("cuda") and not draft.lookahead_branches
     ]
-    return list(dict.fromkeys([*shorter, *idle, *waiting]))
+    chains = [
+        f"the {role} {worker.model} takes no trees: its rounds have chains"
+        for role, workers in (("target", (target,)), ("draft", drafts))
+        for worker in workers
+        if config.tree_width != 1 and not worker.max_tree_nodes
+    ]
+    few = [
+        f"drafts_per_sequence is {wanted}, but there are fewer draft workers ({len(drafts)})"
+        for wanted in (config.drafts_per_sequence,)
+        if 0 < len(drafts) < wanted
+    ]
+    return list(dict.fromkeys([*shorter, *idle, *waiting, *chains, *few]))

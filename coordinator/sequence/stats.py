@@ -61,6 +61,8 @@ class SpeculationStats:
     correction."""
     accepted_at: list[int] = field(default_factory=list)
     """Entry i: proposals of which a token at position i was accepted."""
+    accepted_per_rank: list[int] = field(default_factory=list)
+    """Entry i: accepted draft tokens that were child i of their node."""
 
     def record(self, told: RoundRecord) -> None:
         """Count one committed round."""
@@ -80,6 +82,10 @@ class SpeculationStats:
             (self.accepted_at, told.depth),
         ):
             counts.extend([0] * (size - len(counts)))
+        widest = max(told.accepted_ranks, default=-1)
+        self.accepted_per_rank.extend([0] * (widest + 1 - len(self.accepted_per_rank)))
+        for rank in told.accepted_ranks:
+            self.accepted_per_rank[rank] += 1
         self.histogram[num_accepted] += 1
         for i in range(told.num_judged):
             self.reached[i] += 1

@@ -76,6 +76,9 @@ class SpeculativeDecoding:
     """Rounds whose proposal was copied from the sequence's own text."""
     by_source: tuple[SourceCounts, ...] = ()
     """Sources that proposed at least once."""
+    accepted_per_rank: tuple[int, ...] = ()
+    """Entry i: committed draft tokens that were child i of their node, best first; a chain has entry 0
+    only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from paceline.client.results import to_plain
 from paceline.core.types import AcceptanceMode
-from paceline.core.validation import AUTO, DraftTokens
+from paceline.core.validation import AUTO, DraftTokens, TreeWidth
 from paceline.rpc import codec
 from paceline.v1 import common_pb2, generation_pb2
 
@@ -111,6 +111,8 @@ class WorkerInfo:
     """What guesses a draft's tokens; empty without."""
     model_fingerprint: str = ""
     """Distinguishes models by their weights; empty without any."""
+    max_tree_nodes: int = 0
+    """Nodes of the largest tree that it proposes or verifies; 0 for chains only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,10 @@ class CoordinatorStatus:
     coordinators: tuple[str, ...] = ()
     """Addresses of all coordinators of this service, for a `Client` of them; empty where they are not
     known."""
+    tree_width: TreeWidth = 1
+    """Default of requests: most children of a node of a draft tree, or `auto`."""
+    max_tree_nodes: int = 0
+    drafts_per_sequence: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +206,9 @@ def status_from_proto(response: generation_pb2.GetStatusResponse) -> ServerStatu
             if response.coordinator.auto_num_speculative_tokens
             else response.coordinator.num_speculative_tokens,
             acceptance_mode=codec.mode_from_proto(mode) if known else None,
+            # A server without trees says nothing of them.
+            tree_width=AUTO if response.coordinator.auto_tree_width else response.coordinator.tree_width or 1,
+            drafts_per_sequence=response.coordinator.drafts_per_sequence or 1,
         ),
         workers=tuple(_worker(worker) for worker in response.workers),
     )

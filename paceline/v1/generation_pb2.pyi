@@ -573,6 +573,7 @@ class SpeculativeDecoding(_message.Message):
     NUM_LOOKAHEAD_HITS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOOKUPS_FIELD_NUMBER: _builtins.int
     BY_SOURCE_FIELD_NUMBER: _builtins.int
+    ACCEPTED_PER_RANK_FIELD_NUMBER: _builtins.int
     mean_acceptance_length: _builtins.float
     """Committed tokens of a round with a proposal; 1 without any."""
     draft_acceptance_rate: _builtins.float
@@ -601,6 +602,10 @@ class SpeculativeDecoding(_message.Message):
     def by_source(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceCounts]:
         """By source of the draft tokens, those that proposed at least once."""
 
+    @_builtins.property
+    def accepted_per_rank(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Entry i: committed draft tokens that were child i of their node; a chain has entry 0 only."""
+
     def __init__(
         self,
         *,
@@ -615,10 +620,11 @@ class SpeculativeDecoding(_message.Message):
         num_lookahead_hits: _builtins.int = ...,
         num_prompt_lookups: _builtins.int = ...,
         by_source: _abc.Iterable[Global___SourceCounts] | None = ...,
+        accepted_per_rank: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "acceptance_rate_per_position", b"acceptance_rate_per_position", "by_source", b"by_source", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_hits", b"num_lookahead_hits", "num_prompt_lookups", b"num_prompt_lookups", "num_rounds", b"num_rounds", "num_spec_steps", b"num_spec_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "acceptance_rate_per_position", b"acceptance_rate_per_position", "accepted_per_rank", b"accepted_per_rank", "by_source", b"by_source", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_hits", b"num_lookahead_hits", "num_prompt_lookups", b"num_prompt_lookups", "num_rounds", b"num_rounds", "num_spec_steps", b"num_spec_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -994,6 +1000,10 @@ class CoordinatorStatus(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     COORDINATORS_FIELD_NUMBER: _builtins.int
+    TREE_WIDTH_FIELD_NUMBER: _builtins.int
+    AUTO_TREE_WIDTH_FIELD_NUMBER: _builtins.int
+    MAX_TREE_NODES_FIELD_NUMBER: _builtins.int
+    DRAFTS_PER_SEQUENCE_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     process_id: _builtins.int
     running: _builtins.int
@@ -1017,6 +1027,14 @@ class CoordinatorStatus(_message.Message):
     """Draft tokens may be copied from a sequence's own text, where a request does not say. Not with a fixed
     number of them in rejection or block mode above temperature 0.
     """
+    tree_width: _builtins.int
+    """Most children of a node of a draft tree, where a request does not say; 1 is a chain. 0 where it chooses."""
+    auto_tree_width: _builtins.bool
+    """It chooses between chain and tree for every round."""
+    max_tree_nodes: _builtins.int
+    """Most draft tokens of a round with a tree."""
+    drafts_per_sequence: _builtins.int
+    """Most draft workers that propose for one round."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Context sources that may propose, where a request does not say."""
@@ -1048,10 +1066,14 @@ class CoordinatorStatus(_message.Message):
         sources: _abc.Iterable[_builtins.str] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         coordinators: _abc.Iterable[_builtins.str] | None = ...,
+        tree_width: _builtins.int = ...,
+        auto_tree_width: _builtins.bool = ...,
+        max_tree_nodes: _builtins.int = ...,
+        drafts_per_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "coordinators", b"coordinators", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "prompt_lookup", b"prompt_lookup", "running", b"running", "sources", b"sources", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "auto_tree_width", b"auto_tree_width", "coordinators", b"coordinators", "drafts_per_sequence", b"drafts_per_sequence", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "max_tree_nodes", b"max_tree_nodes", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "prompt_lookup", b"prompt_lookup", "running", b"running", "sources", b"sources", "tree_width", b"tree_width", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -176,7 +176,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _status(self, _: pb.GetStatusRequest) -> pb.GetStatusResponse:
         coordinator, dispatcher = self._coordinator, self._coordinator.dispatcher
-        k = coordinator.config.num_speculative_tokens
+        config = coordinator.config
+        k, width = config.num_speculative_tokens, config.tree_width
         status = pb.CoordinatorStatus(
             address=self._server.address,
             process_id=os.getpid(),
@@ -184,10 +185,14 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             waiting=dispatcher.waiting,
             num_speculative_tokens=0 if k == AUTO else k,
             auto_num_speculative_tokens=k == AUTO,
-            max_num_speculative_tokens=coordinator.config.max_num_speculative_tokens,
-            acceptance_mode=codec.mode_to_proto(coordinator.config.acceptance),
-            prompt_lookup=PROMPT_LOOKUP in coordinator.config.source_names,
-            sources=coordinator.config.source_names,
+            max_num_speculative_tokens=config.max_num_speculative_tokens,
+            tree_width=0 if width == AUTO else width,
+            auto_tree_width=width == AUTO,
+            max_tree_nodes=config.max_tree_nodes,
+            drafts_per_sequence=config.drafts_per_sequence,
+            acceptance_mode=codec.mode_to_proto(config.acceptance),
+            prompt_lookup=PROMPT_LOOKUP in config.source_names,
+            sources=config.source_names,
             finished_requests=dispatcher.finished,
             failed_requests=dispatcher.failed,
             num_preemptions=dispatcher.num_preemptions,
@@ -313,6 +318,7 @@ def _finished(generation: Generation, commit: Commit) -> pb.GenerateResponse:
             num_rounds=stats.num_rounds,
             num_lookahead_hits=stats.num_lookahead_hits,
             num_prompt_lookups=stats.num_prompt_lookups,
+            accepted_per_rank=stats.accepted_per_rank,
             by_source=[
                 pb.SourceCounts(source=source, **asdict(counts)) for source, counts in stats.proposing.items()
             ],

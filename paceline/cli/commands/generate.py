@@ -17,7 +17,7 @@ from paceline.cli.printing import to_stdout
 from paceline.cli.structuring import Structure
 from paceline.client import Client
 from paceline.client.reaching import checked_addresses
-from paceline.client.server_status import CacheInfo, ServerStatus, WorkerStatus
+from paceline.client.server_status import CacheInfo, CoordinatorStatus, ServerStatus, WorkerStatus
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.limits import MAX_PROMPT_CHARACTERS
 from paceline.core.types import SamplingParams, SpeculationParams
@@ -130,12 +130,20 @@ def _summary(answer: ServerStatus, scheme: str) -> str:
     others = f"\ncoordinators {', '.join(mine.coordinators)}" if mine.coordinators else ""
     warnings = "".join(f"\nwarning: {warning}" for warning in mine.warnings)
     return (
-        f"K = {mine.num_speculative_tokens}, acceptance {mode}, "
+        f"K = {mine.num_speculative_tokens}{_trees(mine)}, acceptance {mode}, "
         f"sources {', '.join(('draft', *mine.sources))}; "
         f"{mine.running} running, {mine.waiting} waiting, "
         f"{mine.finished_requests} finished, {mine.failed_requests} failed completions (each of n), "
         f"{mine.num_preemptions} preempted{http}{others}{warnings}"
     )
+
+
+def _trees(coordinator: CoordinatorStatus) -> str:
+    """The defaults of trees and drafts; empty for chains of one draft."""
+    width, drafts = coordinator.tree_width, coordinator.drafts_per_sequence
+    told = [f"tree width {width}"] if width != 1 else []
+    told += [f"{drafts} drafts"] if drafts != 1 else []
+    return f", {', '.join(told)}, up to {coordinator.max_tree_nodes} nodes" if told else ""
 
 
 def _hit_rate(cache: CacheInfo) -> str:

@@ -58,3 +58,16 @@ def test_coordinator_warnings_are_shown() -> None:
     warnings = ["a draft is short", "a draft is idle"]
     shown = _summary(status(warnings=warnings), "http").splitlines()[-2:]
     assert shown == [f"warning: {warning}" for warning in warnings]
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"tree_width": 1, "max_tree_nodes": 16, "drafts_per_sequence": 1}, "K = 4, acceptance"),
+        ({"tree_width": 3, "max_tree_nodes": 9}, "K = 4, tree width 3, up to 9 nodes, acceptance"),
+        ({"auto_tree_width": True, "max_tree_nodes": 9}, "K = 4, tree width auto, up to 9 nodes, acceptance"),
+        ({"drafts_per_sequence": 2, "max_tree_nodes": 9}, "K = 4, 2 drafts, up to 9 nodes, acceptance"),
+    ],
+)
+def test_trees_are_told_where_there_are_any(settings: dict[str, Any], shown: str) -> None:
+    assert _summary(status(num_speculative_tokens=4, **settings), "http").startswith(shown)

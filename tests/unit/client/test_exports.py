@@ -107,8 +107,9 @@ def test_status_has_every_field_of_the_message() -> None:
     }
     for name, message in pairs.items():
         ours = {field.name for field in dataclasses.fields(getattr(paceline.client, name))}
-        # K and whether it is `auto` are one value to users.
-        theirs = {field.name for field in message.DESCRIPTOR.fields} - {"auto_num_speculative_tokens"}
+        # A number and whether it is `auto` are one value to users.
+        flags = {"auto_num_speculative_tokens", "auto_tree_width"}
+        theirs = {field.name for field in message.DESCRIPTOR.fields} - flags
         assert ours == theirs, name
 
 
@@ -134,6 +135,19 @@ def test_status_tells_if_k_is_automatic() -> None:
         status = status_from_proto(generation_pb2.GetStatusResponse(coordinator=message))
         assert status.coordinator.num_speculative_tokens == k
         assert status.coordinator.max_num_speculative_tokens == 8
+
+
+def test_status_tells_how_trees_are_drafted() -> None:
+    for width, message in {
+        "auto": generation_pb2.CoordinatorStatus(
+            auto_tree_width=True, max_tree_nodes=9, drafts_per_sequence=2
+        ),
+        3: generation_pb2.CoordinatorStatus(tree_width=3, max_tree_nodes=9, drafts_per_sequence=2),
+    }.items():
+        told = status_from_proto(generation_pb2.GetStatusResponse(coordinator=message)).coordinator
+        assert (told.tree_width, told.max_tree_nodes, told.drafts_per_sequence) == (width, 9, 2)
+    older = status_from_proto(generation_pb2.GetStatusResponse()).coordinator
+    assert (older.tree_width, older.drafts_per_sequence) == (1, 1)
 
 
 def test_status_is_json_and_tolerates_a_newer_server() -> None:

@@ -40,6 +40,17 @@ def test_counts_equal_a_slow_count(seed: int) -> None:
     assert stats.mean_acceptance_length == pytest.approx(1 + per_round)
 
 
+def test_accepted_tokens_are_counted_by_rank() -> None:
+    stats, other = SpeculationStats(), SpeculationStats()
+    assert stats.accepted_per_rank == []
+    stats.record(replace(judged_chain(3, 2), accepted_ranks=(0, 2)))
+    stats.record(replace(judged_chain(3, 1), accepted_ranks=(0,)))
+    stats.record(judged_chain(3, 0))
+    assert stats.accepted_per_rank == [2, 0, 1]
+    other.record(replace(judged_chain(1, 1), accepted_ranks=(1,)))
+    assert summed([stats, other]).accepted_per_rank == [2, 1, 1]
+
+
 def test_without_drafts_the_mean_length_is_one() -> None:
     stats = SpeculationStats()
     stats.record(judged_chain(0, 0))

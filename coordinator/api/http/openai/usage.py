@@ -54,6 +54,7 @@ def usage(generations: Sequence[Generation], *, include_speculative_decoding: bo
             "draft_acceptance_rate": total.acceptance_rate,
             "acceptance_rate_per_position": total.acceptance_rate_per_position,
             "acceptance_histogram": total.histogram,
+            "accepted_per_rank": total.accepted_per_rank,
             "num_rounds": total.num_rounds,
             "num_spec_steps": total.num_spec_steps,
             "num_draft_tokens": total.num_draft_tokens,
@@ -80,6 +81,7 @@ def summed(each: Iterable[SpeculationStats]) -> SpeculationStats:
         total.histogram = _sum(total.histogram, stats.histogram)
         total.reached = _sum(total.reached, stats.reached)
         total.accepted_at = _sum(total.accepted_at, stats.accepted_at)
+        total.accepted_per_rank = _sum(total.accepted_per_rank, stats.accepted_per_rank)
     return total
 
 
