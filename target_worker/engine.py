@@ -29,7 +29,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import Outcome, Timings, TokenLogprobs, Verdict
+from paceline.core.types import Outcome, Proposal, SequenceParams, Timings, TokenLogprobs, Verdict
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.scheduling.mask import forced_tokens, grammar_for, restriction
 from paceline.engine.scheduling.passes import Job, PassResult, own_error, run_pass, together_or_alone
@@ -50,6 +50,7 @@ from target_worker.rounds import (
     after,
     complete_rounds,
     finished_rounds,
+    first_tokens,
     following_late,
     is_prefilling,
     is_scored,
@@ -112,8 +113,8 @@ class TargetEngine:
 
     @property
     def max_tree_nodes(self) -> int:
-        """It verifies chains only."""
-        return 0
+        """Most nodes of a tree: all rows of a round are in one pass."""
+        return min(limits.MAX_TREE_NODES, self._budget - 1)
 
     @property
     def has_work(self) -> bool:
@@ -197,7 +198,8 @@ class TargetEngine:
             held.cut_to_ledger()
         proposed = list(command.proposal.token_ids)
         feed = held.session.tokens[held.num_computed_tokens :] + proposed
-        job = Job(held, feed, rows=len(proposed) + (precomputed is None), arrived=arrived, scored=scored)
+        rows, parents = len(proposed) + (precomputed is None), command.proposal.parents
+        job = Job(held, feed, rows=rows, arrived=arrived, scored=scored, parents=parents)
         job.prefill_before = self.sequences.prefill_rows_since(arrived)
         self._rounds[command.sequence_id] = r = VerifyInProgress(command, job, precomputed=precomputed)
         self._delay.back(command.sequence_id, r.rows, arrived)
@@ -205,14 +207,17 @@ class TargetEngine:
 
     def _conclude(self, r: VerifyInProgress, row: PrecomputedRow) -> list[TargetEvent]:
         """The verdict of a round that its first row decides alone; none where a pass is needed."""
-        proposed, session = r.command.proposal.token_ids, r.job.held.session
-        if proposed and (not session.params.target_decides or row.outcome == Outcome(0, proposed[0])):
+        proposal, session, outcome = r.command.proposal, r.job.held.session, row.outcome
+        proposed = proposal.num_draft_tokens > 0
+        if proposed and not session.params.target_decides:
+            return []
+        if outcome is not None and outcome.next_token in first_tokens(proposal):
             return []
         if proposed:
             r.job.sequences_in_pass = 1  # the verdict's timings say so: see Timings.sequences
         item = VerifyItem(session.params, session.tokens, NO_PROPOSAL)
         judged = together_or_alone(
-            [r], row.logits, [1], lambda _, logits: with_logprobs([item], logits, [row.outcome]), JUDGING
+            [r], row.logits, [1], lambda _, logits: with_logprobs([item], logits, [outcome]), JUDGING
         )
         return self._answer([r], judged, 0.0)
 
@@ -223,7 +228,7 @@ class TargetEngine:
             return
         for outcome, proposal in command.proposals.items():
             self._check(after(command, outcome.num_accepted, proposal), r.job.held)
-        longest = command.base_length + r.command.proposal.num_draft_tokens + 1
+        longest = command.base_length + r.command.proposal.depth + 1
         if command.plain_otherwise and longest > self._max_model_len:
             raise InvalidArgumentError(
                 "plain_otherwise", f"may go on beyond the model's length of {self._max_model_len}"
@@ -258,9 +263,9 @@ class TargetEngine:
         check_token_ids("committed_tail", command.committed_tail, self._vocabulary_size)
         check_token_ids("proposal.token_ids", proposal.token_ids, self._vocabulary_size)
         params = held.session.params
-        if proposal.parents and not params.judged_as.facts.takes_trees:
-            raise InvalidArgumentError("proposal.parents", "this worker verifies chains only")
-        if command.base_length + proposal.num_draft_tokens > self._max_model_len:
+        if proposal.is_tree:
+            self._check_tree(proposal, params)
+        if command.base_length + proposal.depth > self._max_model_len:
             raise InvalidArgumentError(
                 "proposal.token_ids", f"end beyond the model's length of {self._max_model_len}"
             )
@@ -269,7 +274,15 @@ class TargetEngine:
                 raise InvalidArgumentError(
                     "proposal.distributions", f"have no meaning in {params.mode.value} mode"
                 )
-            check_sparse(proposal.distributions, self._vocabulary_size, proposal.token_ids)
+            drawn = [proposal.token_ids[node] for node in proposal.tries] or proposal.token_ids
+            check_sparse(proposal.distributions, self._vocabulary_size, drawn)
+
+    def _check_tree(self, proposal: Proposal, params: SequenceParams) -> None:
+        """Refuse a tree that the mode does not take, or that has more rows than a pass."""
+        if not params.judged_as.facts.takes_trees:
+            raise InvalidArgumentError("proposal.parents", f"{params.mode.value} mode judges chains only")
+        if proposal.num_draft_tokens > self.max_tree_nodes:
+            raise InvalidArgumentError("proposal.parents", f"has more than {self.max_tree_nodes} nodes")
 
     def step(self) -> list[TargetEvent]:
         """Run one pass over the rounds in progress; return the verdicts it made possible."""
@@ -312,11 +325,17 @@ class TargetEngine:
             state, session = job.held.grammar, job.held.session
             if state is None or r is None:
                 continue
-            drafts = r.command.proposal.token_ids
+            proposal = r.command.proposal
             try:
                 left = limits.MAX_STRUCTURE_SECONDS - (self._clock() - begun)
                 r.restriction = restriction(
-                    state, session.params, session.tokens, drafts, self._eos_token_ids, seconds=left
+                    state,
+                    session.params,
+                    session.tokens,
+                    proposal.token_ids,
+                    self._eos_token_ids,
+                    parents=proposal.parents,
+                    seconds=left,
                 )
             except Exception as error:
                 events.append(self._fail(job, own_error(error, JUDGING, job.sequence_id)))
@@ -343,6 +362,7 @@ class TargetEngine:
         spent: float,
     ) -> list[TargetEvent]:
         """Settle the rounds that were judged, and begin those that follow them by themselves."""
+        judged = self._with_paths_in_place(rounds, judged)
         self._use_early_commands()
         now = self._clock()
         events: list[TargetEvent] = []
@@ -374,14 +394,45 @@ class TargetEngine:
             events.append(RoundVerdict(r.command.sequence_id, r.command.epoch, r.command.round, verdict))
         return events
 
+    def _with_paths_in_place(
+        self, rounds: Sequence[VerifyInProgress], judged: Sequence[Judgement | PacelineError | None]
+    ) -> Sequence[Judgement | PacelineError | None]:
+        """Move the entries of the accepted paths of trees into their tables, in one copy.
+
+        Returns the judgements; an error for each tree where that fails.
+        """
+        told = [None if isinstance(j, PacelineError) else j for j in judged]
+        moves = [([], []) if j is None else r.moves(j[0]) for r, j in zip(rounds, told, strict=True)]
+        sources, destinations = ([slot for move in moves for slot in move[i]] for i in range(2))
+        if not sources:
+            return judged
+        try:
+            self._runner.copy_slots(sources, destinations)
+        except Exception as error:
+            return [
+                own_error(error, JUDGING, r.job.sequence_id) if move[0] else judgement
+                for r, judgement, move in zip(rounds, judged, moves, strict=True)
+            ]
+        return judged
+
     def _settle(self, r: VerifyInProgress, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...]) -> Verdict:
         """Add the accepted tokens to the session, roll the cache back, store the answer."""
         held, command, num_accepted = r.job.held, r.command, outcome.num_accepted
-        tokens = (*command.proposal.accepted(outcome), outcome.next_token)
+        proposal, base = command.proposal, command.base_length
+        accepted = proposal.accepted(outcome)
+        tokens = (*accepted, outcome.next_token)
+        held.session.cached[base : base + num_accepted] = accepted
         held.session.tokens.extend(tokens)
-        held.cut_to(command.base_length + num_accepted)
+        held.cut_to(base + num_accepted)
         held.found_sound()
-        verdict = Verdict(num_accepted, tokens, held.num_computed_tokens, r.job.timings(), logprobs)
+        verdict = Verdict(
+            num_accepted,
+            tokens,
+            held.num_computed_tokens,
+            r.job.timings(),
+            logprobs,
+            accepted_nodes=proposal.path_to(outcome.last_node) if proposal.is_tree else (),
+        )
         held.session.finish(verdict)
         if held.session.params.traceparent:
             self._trace(r, verdict.timings, {"paceline.num_accepted_tokens": num_accepted})

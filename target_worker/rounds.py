@@ -15,6 +15,8 @@ from paceline.decoding.transfer import rows_at
 from paceline.engine.scheduling.mask import Restriction
 from paceline.engine.scheduling.passes import Job, PassResult, broken_rows
 from paceline.engine.scheduling.session import Session
+from paceline.engine.tree_places import TreePlaces
+from target_worker.acceptance.items import accepted_nodes, ending_with
 
 NO_PROPOSAL = Proposal()
 """The proposal of a plain round."""
@@ -92,14 +94,24 @@ class VerifyInProgress:
     def clipped(self, outcome: Outcome) -> Outcome:
         """The outcome, no further than the grammar was followed.
 
-        Where a chain is accepted up to there, its last token is the next token. What may follow it is the
+        Where a path is accepted up to there, its last token is the next token. What may follow it is the
         next round's question, as in plain decoding. To repeat this round without its draft tokens would be a
         second draw where they lead to a dead end.
         """
-        end = None if self.restriction is None else self.restriction.end
-        if end is None or outcome.num_accepted < end:
+        unfollowed = () if self.restriction is None else self.restriction.unfollowed
+        if not unfollowed:
             return outcome
-        return Outcome(end - 1, self.command.proposal.token_ids[end - 1])
+        path = accepted_nodes(self.command.proposal, outcome)
+        end = next((i for i, node in enumerate(path) if node in unfollowed), None)
+        return outcome if end is None else ending_with(self.command.proposal, path[: end + 1])
+
+    def moves(self, outcome: Outcome) -> tuple[list[int], list[int]]:
+        """The slots of entries to copy, from and to, before the table may be cut to an accepted path."""
+        proposal = self.command.proposal
+        if not proposal.is_tree or outcome.last_node is None:
+            return [], []
+        path, places = proposal.path_to(outcome.last_node), TreePlaces.of(proposal.parents)
+        return self.job.held.moves_to(self.command.base_length, places, path)
 
     def following(self, outcome: Outcome, eos_token_ids: Collection[int]) -> VerifyRound | None:
         """The next round, if it was told for this outcome."""
@@ -177,6 +189,14 @@ def _told(
     if proposal is None and plain_otherwise and not ends(params, outcome.next_token, eos_token_ids):
         proposal = NO_PROPOSAL
     return None if proposal is None else after(command, outcome.num_accepted, proposal)
+
+
+def first_tokens(proposal: Proposal) -> tuple[int, ...]:
+    """The draft tokens that may follow the ledger."""
+    if not proposal.is_tree:
+        return proposal.token_ids[:1]
+    pairs = zip(proposal.token_ids, proposal.parents, strict=True)
+    return tuple(token for token, parent in pairs if parent == -1)
 
 
 def ends(params: SequenceParams, token_id: int, eos_token_ids: Collection[int]) -> bool:

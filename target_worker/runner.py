@@ -19,6 +19,9 @@ class TargetRunner(passes.PassRunner, Protocol):
     def cancellable(self) -> bool:
         """True where a pass can be cancelled."""
 
+    def copy_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy the entries of single slots; no slot may be on both sides."""
+
     def forward_cancellable(
         self, inputs: Sequence[SequenceInput], cancel: CancelToken
     ) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ from paceline.core.types import Outcome, TokenLogprobs
 from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.transfer import rows_at
 from paceline.engine.scheduling.passes import Scored, broken_rows
-from target_worker.acceptance.items import VerifyItem, starts_of
+from target_worker.acceptance.items import VerifyItem, accepted_nodes, starts_of
 
 Judgement = tuple[Outcome, tuple[TokenLogprobs, ...]]
 """The outcome of a round, and what is reported of its tokens."""
@@ -51,10 +51,11 @@ def _logprobs_of(
     rows: list[int] = []
     tokens: list[int] = []
     counts: list[int] = []
-    for i, start, (accepted, token, _), count in asked:
-        rows.extend(range(start, start + accepted + 1))
-        tokens.extend((*items[i].proposal.token_ids[:accepted], token))
-        counts.extend([count] * (accepted + 1))
+    for i, start, outcome, count in asked:
+        proposal = items[i].proposal
+        rows.extend((start, *(start + 1 + node for node in accepted_nodes(proposal, outcome))))
+        tokens.extend((*proposal.accepted(outcome), outcome.next_token))
+        counts.extend([count] * (outcome.num_accepted + 1))
     reported = iter(reported_logprobs(rows_at(logits, rows), tokens, counts))
     for i, _, (accepted, *_), _ in asked:
         told[i] = tuple(itertools.islice(reported, accepted + 1))

@@ -26,7 +26,14 @@ from paceline.decoding.transforms import scores_of
 from paceline.engine.scheduling.mask import restricted
 from paceline.engine.scheduling.passes import broken_rows, row_checks, usable_rows
 from target_worker.acceptance.interface import JudgeFew, Pending, RuleOutcome, on_host
-from target_worker.acceptance.items import VerifyItem, rows_of, sound_items, starts_of
+from target_worker.acceptance.items import (
+    VerifyItem,
+    accepted_nodes,
+    ending_with,
+    rows_of,
+    sound_items,
+    starts_of,
+)
 from target_worker.acceptance.noise import RoundNoise
 from target_worker.acceptance.registry import RULES
 from target_worker.rounds import VerifyInProgress
@@ -169,17 +176,17 @@ def _settled(items: Sequence[VerifyItem], outcomes: Sequence[RuleOutcome | None]
 def _outcome_of(item: VerifyItem, outcome: RuleOutcome) -> Outcome | None:
     """The outcome of a round; one that has no next token ends with the last accepted token instead.
 
-    Where tokens are drawn by ratios, a chain may be accepted up to a token behind which the model finds every
+    Where tokens are drawn by ratios, a path may be accepted up to a token behind which the model finds every
     permitted token impossible. The last accepted token is then the next token, and the question of what
     follows it is left to the next round, as in plain decoding: without a verdict it would never come. Where
     the target decides, the round is repeated without draft tokens, which comes to the same.
     """
-    accepted, next_token = outcome
+    accepted, next_token, last_node = outcome
     if next_token is not None:
-        return Outcome(accepted, next_token)
+        return Outcome(accepted, next_token, last_node)
     if accepted == 0 or item.params.target_decides:
         return None
-    return Outcome(accepted - 1, item.proposal.token_ids[accepted - 1])
+    return ending_with(item.proposal, accepted_nodes(item.proposal, Outcome(accepted, -1, last_node)))
 
 
 def _params_of(items: Sequence[VerifyItem], device: torch.device, eos_token_ids: Sequence[int]) -> RowParams:
@@ -201,6 +208,7 @@ def _context(items: Sequence[VerifyItem], row_params: RowParams, vocab_size: int
         [len(item.ledger) - item.params.prompt_length for item in items],
         [item.proposal.token_ids for item in items],
         counts_of(row_params, lambda i: (items[i].ledger, items[i].params.prompt_length), vocab_size),
+        parents=[item.proposal.parents for item in items],
         ledgers=[item.ledger for item in items],
     )
 

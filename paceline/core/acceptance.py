@@ -38,7 +38,7 @@ class AcceptanceMode(enum.Enum):
 
 FACTS: Final[dict[AcceptanceMode, AcceptanceFacts]] = {
     AcceptanceMode.COUPLED: AcceptanceFacts(
-        needs_q=False, lossless=True, shares_noise=True, takes_trees=False, whole_chain=False
+        needs_q=False, lossless=True, shares_noise=True, takes_trees=True, whole_chain=False
     ),
     AcceptanceMode.REJECTION: AcceptanceFacts(
         needs_q=True, lossless=True, shares_noise=False, takes_trees=False, whole_chain=False

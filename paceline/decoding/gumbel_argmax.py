@@ -94,20 +94,21 @@ def choose_rows(logits, rows, temperatures, noisy, seeds, positions, tokens, usa
     """Choose the tokens of requests that use no parameter but a temperature: `best_of` for each row.
 
     Args:
-        logits: float32 [R, V]; each request has consecutive rows for consecutive positions.
+        logits: float32 [R, V]; each request has consecutive rows.
         rows: int64 [S]: number of rows of each request.
         temperatures: float32 [S], above 0. Quotients are rounded to float32, as in tensors.
-        noisy, seeds, positions: bool, uint64 and uint64 [S]: as for `best_of`; positions of the first rows.
+        noisy, seeds: bool and uint64 [S]: as for `best_of`.
+        positions: uint64 [R]: as for `best_of`; rows at the same depth of a tree share one.
         tokens: int64 [R]: filled.
         usable: bool [R]: filled: whether the row is a distribution; if not, its token is invalid.
     """
     scores, vocabulary = np.empty(logits.shape[1], dtype=np.float32), logits.shape[1]
     value, token, r = np.empty(1), np.empty(1, dtype=np.int64), 0
     for s in range(len(rows)):
-        for i in range(rows[s]):
+        for _ in range(rows[s]):
             usable[r] = _is_distribution(logits[r].view(np.int32))
             scores[:] = logits[r] / temperatures[s]
-            best_of(scores, vocabulary, 1.0, noisy[s], seeds[s], positions[s] + np.uint64(i), value, token)
+            best_of(scores, vocabulary, 1.0, noisy[s], seeds[s], positions[r], value, token)
             tokens[r] = token[0]
             r += 1
 

@@ -45,14 +45,20 @@ def walk_coupled(token_ids: Sequence[int], parents: Sequence[int], choices: Tens
     Raises:
         InvalidArgumentError: `proposal.parents`.
     """
+    path = follow(token_ids, parents, choices.tolist())
+    at = path[-1] + 1 if path else 0
+    return _decision(path, len(parents), choices[at : at + 1], is_bonus=not children_of(parents)[at])
+
+
+def follow(token_ids: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> list[int]:
+    """The path of `walk_coupled`, from choices on the host."""
     children = children_of(parents)
-    chosen = choices.tolist()
     path: list[int] = []
     at = 0
-    while (child := next((c for c in children[at] if token_ids[c] == chosen[at]), None)) is not None:
+    while (child := next((c for c in children[at] if token_ids[c] == choices[at]), None)) is not None:
         path.append(child)
         at = child + 1
-    return _decision(path, len(parents), choices[at : at + 1], is_bonus=not children[at])
+    return path
 
 
 def accept_tree_rejection(

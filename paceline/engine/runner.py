@@ -116,8 +116,9 @@ class ModelRunner:
     def forward(self, inputs: Sequence[SequenceInput]) -> Tensor:
         """Feed every sequence its tokens in one pass; returns float32 [sum of num_logits, vocab_size].
 
-        Logits come in the order of `inputs`, rows in the order of positions. Every table has then grown by
-        its tokens; `table.truncate_to` removes them. Before any change, raises ResourceExhaustedError if
+        Logits come in the order of `inputs` and of their tokens. Every table has then grown by the input's
+        `entries`; `table.truncate_to` removes them. The entries of a tree's other nodes lie behind, reserved,
+        until the table is truncated or reserves again. Before any change, raises ResourceExhaustedError if
         there are too few blocks and InvalidArgumentError for a malformed batch. After any other error the
         tables have their old lengths.
         """
@@ -142,7 +143,7 @@ class ModelRunner:
             if logits is None:
                 item.table.truncate_to(item.table.length)
             else:
-                item.table.commit(len(item.token_ids))
+                item.table.commit(len(item.entries))
         return None if logits is None else self._cut(logits)
 
     def forward_branches(self, inputs: Sequence[BranchInput]) -> Tensor:
@@ -234,10 +235,13 @@ class ModelRunner:
                 raise InvalidArgumentError("token_ids", f"must be in [0, {self._num_embeddings})")
             if not 0 <= item.num_logits <= n:
                 raise InvalidArgumentError("num_logits", f"must be in [0, {n}], got {item.num_logits}")
-            if item.table.length + n > self._max_model_len:
+            if len(item.parents) > n or (item.parents and item.table.length + n == len(item.parents)):
+                raise InvalidArgumentError("parents", "a tree needs a token before it, and a token a node")
+            more = len(item.entries)
+            if item.table.length + more > self._max_model_len:
                 raise InvalidArgumentError(
                     "token_ids",
-                    f"{item.table.length} + {n} entries are more than the model's {self._max_model_len}",
+                    f"{item.table.length} + {more} entries are more than the model's {self._max_model_len}",
                 )
             if item.table.pool is not pool:
                 raise InvalidArgumentError("table", "belongs to another cache")

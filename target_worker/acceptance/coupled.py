@@ -1,5 +1,7 @@
 """Coupled acceptance: a draft token is accepted if the target chooses it too (Daliri et al. 2025).
 
+In a tree all children of a node are compared with the target's one choice after that node.
+
 The target's choice is the argmax of its scores + the noise that the draft added too. At temperature 0, where
 there is no noise, every mode is judged so.
 """
@@ -11,9 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from paceline.core.types import Proposal
 from paceline.decoding.coupled import coupled_choice
 from paceline.decoding.gumbel_argmax import choose_rows
-from target_worker.acceptance.interface import AcceptanceRule, Pending, RuleOutcome, outcomes_of
+from paceline.decoding.trees import follow
+from target_worker.acceptance.interface import AcceptanceRule, Pending, RuleOutcome
 from target_worker.acceptance.items import VerifyItem, sound_items, starts_of
 from target_worker.acceptance.noise import RoundNoise
 
@@ -33,7 +37,7 @@ def judge_few(items: Sequence[VerifyItem], logits: Tensor) -> list[RuleOutcome |
         np.array([s.temperature or 1.0 for s in samplings], dtype=np.float32),
         np.array([not s.greedy for s in samplings], dtype=np.bool_),
         np.array([item.seed for item in items], dtype=np.uint64),
-        np.array([len(item.ledger) for item in items], dtype=np.uint64),
+        np.array([len(item.ledger) + depth for item in items for depth in item.depths], dtype=np.uint64),
         choices,
         usable,
     )
@@ -42,10 +46,19 @@ def judge_few(items: Sequence[VerifyItem], logits: Tensor) -> list[RuleOutcome |
 
 
 def _accepted(items: Sequence[VerifyItem], choices: Sequence[int]) -> list[RuleOutcome]:
-    return outcomes_of(
-        accept_coupled(item.proposal.token_ids, choices[start : start + item.rows])
-        for item, start in zip(items, starts_of(items), strict=True)
-    )
+    starts = starts_of(items)
+    return [_judged(item.proposal, choices[s : s + item.rows]) for item, s in zip(items, starts, strict=True)]
+
+
+def _judged(proposal: Proposal, choices: Sequence[int]) -> RuleOutcome:
+    """`choices`: the target's own token after each row; -1 where it has none."""
+    if proposal.is_tree:
+        path = follow(proposal.token_ids, proposal.parents, choices)
+        last = path[-1] if path else None
+        accepted, token = len(path), choices[0 if last is None else last + 1]
+    else:
+        (accepted, token), last = accept_coupled(proposal.token_ids, choices), None
+    return RuleOutcome(accepted, token if token >= 0 else None, last)
 
 
 def accept_coupled(draft: Sequence[int], choices: Sequence[int]) -> tuple[int, int]:

@@ -21,6 +21,8 @@ class RuleOutcome(NamedTuple):
     num_accepted: int
     next_token: int | None
     """The correction or the bonus; None where every token that the request permits is impossible."""
+    last_node: int | None = None
+    """The last accepted node of a tree; None for a chain, or where nothing is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Pending:
 Judge = Callable[[Sequence[VerifyItem], Tensor, RoundNoise], Pending]
 """(items, scores, noise) -> decisions. It must not wait for the device.
 
-items: S rounds.
+items: S rounds, with trees only where the mode's facts say that it takes them.
 scores: float32 [sum of the items' rows, V], each item's rows in order. The target's distribution is the
     softmax of a row; at temperature 0 it is the row's argmax. -inf for a token that the request forbids.
 noise: the rounds' random numbers.

@@ -20,9 +20,9 @@ class RoundNoise:
     def coupled(self) -> list[CoupledNoise | None]:
         """The noise that draft and target share, one entry a row; None for a row at temperature 0."""
         return [
-            None if item.params.sampling.greedy else CoupledNoise(item.seed, len(item.ledger) + i)
+            None if item.params.sampling.greedy else CoupledNoise(item.seed, len(item.ledger) + depth)
             for item in self.items
-            for i in range(item.rows)
+            for depth in item.depths
         ]
 
     def uniforms(self, purpose: Purpose, count: int) -> Tensor:

@@ -166,6 +166,47 @@ def slow_verdict(
     return accepted, invert(weights, next_u)
 
 
+def slow_tree_verdict(
+    model: ToyModel,
+    ledger: Sequence[int],
+    params: SequenceParams,
+    proposal: Proposal,
+    eos: Sequence[int] = (),
+) -> tuple[tuple[int, ...], int]:
+    """(accepted nodes, next token) of a tree, likewise."""
+    draft, sampling = proposal.token_ids, params.sampling
+    path: list[int] = []
+    if not params.target_decides:
+        assert sampling.seed is not None
+        of_try = proposal.tries or range(len(draft))
+        tests = uniforms([sampling.seed], [len(ledger)], Purpose.ACCEPT_TEST, len(of_try))[0].tolist()
+        next_u = float(uniforms([sampling.seed], [len(ledger)], Purpose.NEXT_TOKEN, 1)[0, 0])
+    while True:
+        at = path[-1] if path else -1
+        prefix = [*ledger, *(draft[node] for node in path)]
+        if params.target_decides:
+            own = own_choice(model, prefix, sampling, params.prompt_length, eos, params.bad_words_token_ids)
+            taken = [n for n, parent in enumerate(proposal.parents) if parent == at and draft[n] == own]
+            if not taken:
+                return tuple(path), own
+        else:
+            p, taken = masked_probabilities(model, prefix, params, eos), []
+            for number, node in enumerate(of_try):
+                if proposal.parents[node] != at:
+                    continue
+                q = np.eye(model.vocab_size)[draft[node]]
+                if proposal.distributions:
+                    q = dense(proposal.distributions[number], model.vocab_size)
+                if tests[number] < p[draft[node]] / q[draft[node]]:
+                    taken = [node]
+                    break
+                residual = np.maximum(p - q, 0)
+                p = residual / residual.sum() if residual.sum() > 1e-12 else p
+            if not taken:
+                return tuple(path), invert(p, next_u)
+        path += taken
+
+
 def check_slow_proposal(
     model: ToyModel,
     ledger: Sequence[int],

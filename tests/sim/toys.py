@@ -23,6 +23,7 @@ from paceline.engine.cancel import CancelToken
 from paceline.engine.layout import BranchInput, SequenceInput
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.engine.state.paged import PagedStates
+from paceline.engine.tree_places import TreePlaces
 from paceline.kv import BlockPool, BlockTable, Branch, CopyBlock
 
 STATES = 1009
@@ -108,11 +109,7 @@ class ToyRunner:
         branch.commit(1)
         self.longest_branch = max(self.longest_branch, branch.length)
         self.memory[branch.own_slots()[-1]] = token
-        prefix = [self.memory[slot] for slot in branch.slots()]
-        row = self.model.rows(prefix, 1).copy()
-        if self.spoil(prefix):
-            row[:] = np.nan
-        return row
+        return self._row([self.memory[slot] for slot in branch.slots()])
 
     def forward_chains(self, inputs: Sequence[ChainInput], cancel: CancelToken | None = None) -> list[Chain]:
         lengths = [item.end.length for item in inputs]
@@ -218,27 +215,39 @@ class ToyRunner:
         try:
             for item in inputs:
                 self._maybe_crash(list(item.token_ids))
-                table, n = item.table, len(item.token_ids)
-                assert 0 <= item.num_logits <= n
-                self._apply(table.reserve(n))
-                for slot, token in zip(
-                    table.slots(table.length, table.length + n), item.token_ids, strict=True
-                ):
-                    self.memory[slot] = token
-                prefix = [self.memory[slot] for slot in table.slots(0, table.length + n)]
-                rows = self.model.rows(prefix, item.num_logits).copy() if item.num_logits else parts[0]
-                for i in range(item.num_logits):
-                    if self.spoil(prefix[: len(prefix) - item.num_logits + i + 1]):
-                        rows[i] = np.nan
-                parts.append(rows)
+                assert 0 <= item.num_logits <= len(item.token_ids)
+                self._apply(item.table.reserve(len(item.token_ids)))
+                prefixes = self._write(item)
+                parts += [self._row(prefix) for prefix in prefixes[len(prefixes) - item.num_logits :]]
         except BaseException:
             for item in inputs:
                 item.table.truncate_to(item.table.length)
             raise
         for item in inputs:
-            item.table.commit(len(item.token_ids))
+            item.table.commit(len(item.entries))
         self.passes.append(sum(len(item.token_ids) for item in inputs))
         return torch.from_numpy(np.concatenate(parts))
+
+    def _write(self, item: SequenceInput) -> list[list[int]]:
+        """Write the entries of an input; returns what the row of each of its tokens sees."""
+        places, start = TreePlaces.of(item.parents), item.table.length
+        before, stop = len(item.token_ids) - len(item.parents), start + len(item.entries)
+        slots = item.table.slots(0, start + len(item.token_ids))
+        seen = [slots[: start + i + 1] for i in range(before)]
+        of_node = {node: slots[: start + before + i + 1] for i, node in enumerate(places.trunk)}
+        for node in places.beside:
+            behind = [slots[stop + place] for place in node.own]
+            of_node[node.node] = [*slots[: start + before + node.shared], *behind]
+        seen += [of_node[i] for i in range(len(item.parents))]
+        for line, token in zip(seen, item.token_ids, strict=True):
+            self.memory[line[-1]] = token
+        return [[self.memory[slot] for slot in line] for line in seen]
+
+    def _row(self, prefix: list[int]) -> np.ndarray:
+        row = self.model.rows(prefix, 1).copy()
+        if self.spoil(prefix):
+            row[:] = np.nan
+        return row
 
 
 MAX_BATCH_TOKENS = 40

@@ -282,7 +282,7 @@ def _bias(params: Sequence[SamplingParams], layout: _Layout) -> Bias | None:
     return Bias(rows, flat, values, max(max(ids) for ids in tokens))
 
 
-def _ends(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:
+def ends_of(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:
     """Ids that end the sequence: its stop ids, and the model's unless `ignore_eos`."""
     return sorted({*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids})
 
@@ -290,7 +290,7 @@ def _ends(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:
 def _min_tokens(
     params: Sequence[SamplingParams], layout: _Layout, eos_token_ids: Sequence[int]
 ) -> MinTokens | None:
-    masked = [_ends(p, eos_token_ids) if p.min_tokens else [] for p in params]
+    masked = [ends_of(p, eos_token_ids) if p.min_tokens else [] for p in params]
     users = [i for i, ids in enumerate(masked) if ids]
     if not users:
         return None

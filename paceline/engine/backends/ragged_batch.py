@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
 from torch import Tensor
 
 from paceline.engine.backends.cache_attention.gathered import GATHERED, lone
@@ -115,12 +116,14 @@ class RaggedBatch:
 
 
 def _count_to_keep(layout: PassLayout) -> int | None:
-    """Rows from the end whose logits are computed, 0 meaning all; None if others are wanted.
+    """Rows from the end whose logits are computed, 0 meaning all; None if others are wanted, or in disorder.
 
     With no wanted rows it is one too many, which is cheaper than an index and is sliced off.
     """
     total, wanted = layout.rows.shape[1], layout.wanted
     count = len(wanted)
-    if count == total:
-        return 0
-    return max(count, 1) if not count or wanted[0] == total - count else None
+    if not count:
+        return 1
+    if not np.array_equal(wanted, np.arange(total - count, total)):
+        return None
+    return 0 if count == total else count

@@ -7,11 +7,12 @@ filters, renormalising, acceptance) sees only the tokens that the grammar allows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,10 +20,13 @@ from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.structured import FIELD
 from paceline.core.types import SequenceParams
+from paceline.decoding.rows.row_params import ends_of
 from paceline.decoding.transfer import to_device
 from paceline.engine.loading.model import LoadedModel
 from paceline.engine.scheduling.sequences import HeldSequence
+from paceline.engine.tree_places import TreePlaces
 from paceline.grammar import Grammars, GrammarState, Mask
+from paceline.grammar.trees import tree_masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,9 @@ class Restriction:
     allowed: Mask
     params: SequenceParams
     """Parameters for sampling: `min_tokens` yields if the grammar allows only an end."""
-    end: int | None = None
-    """Number of draft tokens, at least 1, up to which the grammar was followed; None if it was followed to
-    the end. Later rows allow every token, so a verdict must not go beyond the last followed row."""
+    unfollowed: Collection[int] = ()
+    """Draft tokens behind which the grammar was not followed. Those rows allow every token, so a verdict must
+    not go beyond such a token."""
 
 
 def tokenizer_of(loaded: LoadedModel) -> str | None:
@@ -68,6 +72,7 @@ def restriction(
     drafts: Sequence[int],
     eos_token_ids: Sequence[int],
     *,
+    parents: Sequence[int] = (),
     last_only: bool = False,
     seconds: float = limits.MAX_STRUCTURE_SECONDS,
 ) -> Restriction:
@@ -79,6 +84,7 @@ def restriction(
         ledger: its tokens, prompt first.
         drafts: N draft tokens.
         eos_token_ids: the model's.
+        parents: of a tree's nodes, an earlier node or -1; none for a chain.
         last_only: compute only the last row.
         seconds: processor time after which the grammar is not followed further.
 
@@ -88,17 +94,20 @@ def restriction(
     Raises PacelineError: the grammar failed at the first row.
     """
     generated = ledger[params.prompt_length :]
+    depths: Sequence[int] = range(len(drafts) + 1)
+    unfollowed: Collection[int] = ()
     if last_only:
-        allowed = state.masks([*generated, *drafts])
-        length = len(generated) + len(drafts)
+        allowed, depths = state.masks([*generated, *drafts]), depths[-1:]
+    elif parents:
+        allowed, unfollowed = tree_masks(state, generated, drafts, parents, seconds)
+        depths = 0, *TreePlaces.of(parents).depths
     else:
         allowed = state.masks(generated, drafts, seconds)
-        length = len(generated)
-    known, end = len(allowed), None
-    if not last_only and known <= len(drafts):
-        end = known
-        allowed = np.pad(allowed, ((0, len(drafts) + 1 - known), (0, 0)), constant_values=True)
-    return Restriction(allowed, _params_for(params, allowed, length, eos_token_ids), end)
+        known = len(allowed)
+        allowed = np.pad(allowed, ((0, len(depths) - known), (0, 0)), constant_values=True)
+        unfollowed = range(known - 1, len(drafts))
+    lengths = np.array(depths) + len(generated)
+    return Restriction(allowed, _params_for(params, allowed, lengths, eos_token_ids), unfollowed)
 
 
 def forced_tokens(held: HeldSequence[Any]) -> tuple[int, ...]:
@@ -114,19 +123,30 @@ def forced_tokens(held: HeldSequence[Any]) -> tuple[int, ...]:
 
 
 def _params_for(
-    params: SequenceParams, allowed: Mask, num_generated: int, eos_token_ids: Sequence[int]
+    params: SequenceParams, allowed: Mask, lengths: npt.NDArray[np.int64], eos_token_ids: Sequence[int]
 ) -> SequenceParams:
-    """The parameters without `min_tokens` if only ends are allowed in the first row, where the text ends."""
+    """The parameters for sampling with these masks: `min_tokens` yields where a grammar allows only ends.
+
+    If it yields in one of the rows, the masks forbid the ends in the others instead.
+
+    Args:
+        params: the sequence's.
+        allowed: [R, V], changed in place.
+        lengths: [R], generated tokens before each row.
+        eos_token_ids: the model's.
+    """
     sampling = params.sampling
-    if num_generated >= sampling.min_tokens:
+    early = lengths < sampling.min_tokens
+    if not early.any():
         return params
     others = allowed.copy()
     others[:, [*eos_token_ids, *sampling.stop_token_ids]] = False
     finished = ~others.any(axis=1)
-    if not finished.any():
+    if not (early & finished).any():
         return params
-    least = min(sampling.min_tokens, num_generated + int(finished.argmax()))
-    return replace(params, sampling=replace(sampling, min_tokens=least))
+    waiting = np.nonzero(early & ~finished)[0]
+    allowed[waiting[:, None], ends_of(sampling, eos_token_ids)] = False
+    return replace(params, sampling=replace(sampling, min_tokens=0))
 
 
 def restricted(logits: Tensor, restrictions: Sequence[Restriction | None], rows: Sequence[int]) -> Tensor:

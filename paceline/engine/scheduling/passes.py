@@ -53,6 +53,8 @@ class Job:
     arrived: float
     scored: bool = False
     """True if the logits of all other rows are wanted as well, as soon as they are computed."""
+    parents: tuple[int, ...] = ()
+    """If not empty, the last tokens are the nodes of a tree, whose rows are among those wanted."""
     offset: int = 0
     reused: int = 0
     """Number of entries from the prefix cache; none for a scored feed, which needs every row."""
@@ -90,6 +92,12 @@ class Job:
     def feed_next(self, token_ids: list[int], rows: int) -> None:
         """Continue with another feed; the timings continue as well."""
         self.feed, self.rows, self.offset = token_ids, rows, 0
+
+    def next_input(self, chunk: Chunk) -> SequenceInput:
+        """What a chunk feeds. A tree is part of the final one, as are all rows wanted at the end."""
+        token_ids = self.feed[self.offset : self.offset + chunk.count]
+        wanted = chunk.count if self.scored else self.rows if chunk.final else 0
+        return SequenceInput(self.held.table, token_ids, wanted, self.parents if chunk.final else ())
 
     def compute_again(self, proposed: Sequence[int]) -> None:
         """Restart its feed without the prefix cache."""
@@ -246,18 +254,14 @@ def _count_lookup(job: Job, sequences: HeldSequences[Any]) -> None:
 
 def _forward(chunks: list[tuple[Job, Chunk]], runner: PassRunner, result: PassResult) -> torch.Tensor:
     """The logits of the final chunks' rows. Logits of scored rows go to `result` if nothing fails."""
-    inputs = []
+    inputs = [job.next_input(chunk) for job, chunk in chunks]
     scored: list[Scored] = []
-    for job, chunk in chunks:
-        token_ids = job.feed[job.offset : job.offset + chunk.count]
-        wanted = chunk.count if job.scored else job.rows if chunk.final else 0
-        inputs.append(SequenceInput(job.held.table, token_ids, wanted))
     logits = runner.forward(inputs)
     if any(job.scored for job, _ in chunks):
         logits, scored = _without_scored(chunks, inputs, logits)
     for (job, chunk), fed in zip(chunks, inputs, strict=True):
         job.offset += chunk.count
-        job.held.fed(list(fed.token_ids))
+        job.held.fed(fed.entries)
     result.scored += scored
     return logits
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -12,6 +12,7 @@ from paceline.core.messages import CloseSequence, OpenSequence
 from paceline.engine.scheduling.session import Session
 from paceline.engine.state.interface import SequenceState, SequenceStates
 from paceline.engine.state.paged import PagedState
+from paceline.engine.tree_places import TreePlaces
 from paceline.grammar import GrammarState
 from paceline.kv import BlockTable, Leases, PrefixIndex
 
@@ -51,7 +52,7 @@ class HeldSequence(Generic[Answer]):
         """Drop cache entries at `length` and beyond, and any reservation."""
         del self.session.cached[self.state.truncate_to(length) :]
 
-    def fed(self, token_ids: list[int]) -> None:
+    def fed(self, token_ids: Sequence[int]) -> None:
         """Record that the latest pass wrote entries for `token_ids`.
 
         Blocks that are full of the ledger's tokens are final; proposed tokens are not in the ledger.
@@ -60,6 +61,23 @@ class HeldSequence(Generic[Answer]):
         session.cached.extend(token_ids)
         assert self.state.length == len(session.cached)
         self.state.publish(session.tokens)
+
+    def moves_to(self, base: int, places: TreePlaces, path: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Which entries to copy so that the table holds an accepted path of a tree: slots from and to.
+
+        To be asked before anything cuts the reservation of the pass that fed the tree.
+
+        Args:
+            base: the position of the tree's first nodes.
+            places: of its nodes.
+            path: the accepted nodes.
+        """
+        kept, behind = places.moves(path)
+        if not behind:
+            return [], []
+        table = self.table
+        slots = table.slots(table.length, table.length + table.reserved)
+        return [slots[place] for place in behind], table.slots(base + kept, base + len(path))
 
     def found_sound(self) -> None:
         """The row after the last entry is a distribution. It depends on all entries, so all are finite."""

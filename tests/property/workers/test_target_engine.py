@@ -17,12 +17,12 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from paceline.core.clock import ManualClock
 from paceline.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, StaleEpochError
 from paceline.core.messages import CloseSequence, OpenSequence, RoundVerdict, VerifyRound
-from paceline.core.types import AcceptanceMode, Proposal
+from paceline.core.types import AcceptanceMode, Outcome, Proposal, SparseDistribution
 from paceline.decoding.sampling import to_sparse, truncate_support
 from target_worker.engine import TargetEngine
 from tests.property.machines import machine_settings
 from tests.property.workers.engines import EOS, VOCAB, EngineMachine, Sequence, tokens
-from tests.sim.reference import masked_probabilities, slow_verdict
+from tests.sim.reference import masked_probabilities, slow_tree_verdict, slow_verdict
 from tests.sim.toys import ToyModel, own_choice, target_config
 
 MODEL = ToyModel(VOCAB, seed=3)
@@ -36,11 +36,48 @@ class Asked:
 
     sequence: Sequence
     command: VerifyRound
-    want: tuple[int, int] = field(init=False)
+    want: Outcome = field(init=False)
 
     def __post_init__(self) -> None:
-        of = self.sequence
-        self.want = slow_verdict(MODEL, of.ledger, of.params, self.command.proposal, EOS)
+        asked = MODEL, self.sequence.ledger, self.sequence.params, self.command.proposal, EOS
+        if self.command.proposal.is_tree:
+            path, token = slow_tree_verdict(*asked)
+            self.want = Outcome(len(path), token, path[-1] if path else None)
+        else:
+            self.want = Outcome(*slow_verdict(*asked))
+
+
+@st.composite
+def trees(draw: st.DrawFn, of: Sequence) -> Proposal:
+    """A tree of likely and other tokens; where tokens are drawn, of several tries a node with any q."""
+    parents: list[int] = []
+    token_ids: list[int] = []
+    tries: list[int] = []
+    sent: list[SparseDistribution] = []
+    prefixes = {-1: of.ledger}
+    for _ in range(draw(st.integers(1, 9))):
+        parent = draw(st.integers(-1, len(token_ids) - 1))
+        prefix = prefixes[parent]
+        token = draw(tokens)
+        if draw(st.integers(0, 2)):
+            token = own_choice(MODEL, prefix, of.params.sampling, of.params.prompt_length, EOS)
+        siblings = [n for n, other in enumerate(parents) if other == parent and token_ids[n] == token]
+        if not siblings:
+            siblings = [len(token_ids)]
+            prefixes[len(token_ids)] = [*prefix, token]
+            parents.append(parent)
+            token_ids.append(token)
+        tries.append(siblings[0])
+        weights = np.array([draw(st.integers(0, 3)) for _ in range(VOCAB)])
+        weights[token] += 1
+        ids, probabilities, lengths, _ = truncate_support(
+            torch.from_numpy(weights / weights.sum())[None], 1, 9
+        )
+        sent += to_sparse(ids, probabilities, lengths)
+    if of.params.target_decides:
+        return Proposal(tuple(token_ids), tuple(parents))
+    with_q = draw(st.booleans())
+    return Proposal(tuple(token_ids), tuple(parents), tuple(sent) if with_q else (), tuple(tries))
 
 
 class TargetMachine(EngineMachine):
@@ -65,6 +102,10 @@ class TargetMachine(EngineMachine):
         base = len(of.ledger)
         if tail is None:
             tail = data.draw(st.integers(base - of.known, base), label="tail")
+        committed = tuple(of.ledger[base - tail :] if tail else ())
+        if of.params.judged_as.facts.takes_trees and data.draw(st.booleans(), label="a tree"):
+            tree = data.draw(trees(of), label="tree")
+            return VerifyRound(of.name, of.epoch, of.round, base, committed, tree)
         right = data.draw(st.integers(0, 4), label="right")
         chain: list[int] = []
         for _ in range(right):
@@ -82,9 +123,7 @@ class TargetMachine(EngineMachine):
             rows = torch.from_numpy(np.array(q) * 0.99 + 0.01 / VOCAB)
             ids, probabilities, lengths, _ = truncate_support(rows, 1.0)
             proposal = Proposal(tuple(chain), distributions=tuple(to_sparse(ids, probabilities, lengths)))
-        return VerifyRound(
-            of.name, of.epoch, of.round, base, tuple(of.ledger[base - tail :] if tail else ()), proposal
-        )
+        return VerifyRound(of.name, of.epoch, of.round, base, committed, proposal)
 
     def finish(self, asked: list[Asked], *, commit: bool = True) -> None:
         """Step until all are answered; check every verdict and the cache behind it."""
@@ -98,10 +137,9 @@ class TargetMachine(EngineMachine):
 
     def check(self, one: Asked, event: RoundVerdict, *, commit: bool) -> None:
         of, command, verdict = one.sequence, one.command, event.verdict
-        accepted, token = one.want
         assert (event.epoch, event.round) == (command.epoch, command.round)
-        assert verdict.num_accepted == accepted
-        assert verdict.token_ids == (*command.proposal.token_ids[:accepted], token)
+        assert verdict.outcome == one.want
+        assert verdict.token_ids == (*command.proposal.accepted(one.want), one.want.next_token)
         after = [*of.ledger, *verdict.token_ids]
         held = self.it.sequences.find(of.name)
         assert verdict.num_computed_tokens == held.table.length == len(after) - 1

@@ -25,6 +25,7 @@ from paceline.engine.layout import BranchInput, PassLayout, SequenceInput
 from paceline.engine.loading.model import random_model
 from paceline.engine.multi_step import Chain, ChainInput
 from paceline.engine.runner import ModelRunner
+from paceline.engine.tree_places import TreePlaces
 from paceline.kv import BlockTable, Branching
 from tests.unit.engine.runners import backend_of, captured_of, recording_runner, runner_of
 from tests.unit.engine.varlen_kernel import kernel_on_cpu
@@ -152,6 +153,61 @@ def check_branches(s: Subject) -> None:
         table.free()
 
 
+TREES = {"deep": (-1, 0, -1, 2, 3, 1), "wide": (-1, -1, -1, 0), "a chain": (-1, 0, 1)}
+"""The parents of nodes. Paths are as long as they may be on several branches, or the tree is one path."""
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    return [] if node < 0 else [*path_to(parents, parents[node]), node]
+
+
+def check_trees(s: Subject) -> None:
+    """Beside a chain, a prompt's chunk and a plain row; then each sequence goes on behind one path."""
+    texts = [text_of(length, 30 + length) for length in (13, 6, 10, 9, 21, 5)]
+    tables, tokens = s.interleaved(texts), text_of(6, 3)
+    for turn in range(REPEATS):
+        inputs = [SequenceInput(tables[i], text_of(n, i), w) for i, n, w in ((0, 4, 4), (1, 5, 0), (2, 1, 1))]
+        seen = [([*texts[i], *inputs[i].token_ids], inputs[i].num_logits) for i in range(3)]
+        for i, parents in enumerate(TREES.values(), 3):
+            # The last has no token to catch up with, and its row before the tree is not wanted.
+            before, fed = ([], []) if i == 5 else ([4, 6], [4, 6])
+            nodes = tokens[: len(parents)]
+            inputs.append(SequenceInput(tables[i], [*fed, *nodes], len(nodes) + (i < 5), parents))
+            paths = [path_to(parents, node) for node in range(-(i < 5), len(parents))]
+            seen += [([*texts[i], *before, *(nodes[n] for n in path)], 1) for path in paths]
+        s.expect(s.runner.forward(inputs), *seen)
+        for i, parents in enumerate(TREES.values(), 3):
+            table, base = tables[i], len(texts[i]) + (2 if i < 5 else 0)
+            assert table.length == base + max(TreePlaces.of(parents).depths)
+            path = path_to(parents, (turn + 5) % len(parents))
+            kept, behind = TreePlaces.of(parents).moves(path)
+            slots = table.slots(table.length, table.length + table.reserved)
+            sources, wanted = [slots[place] for place in behind], table.slots(base + kept, base + len(path))
+            s.runner.copy_slots(sources, wanted)
+            table.truncate_to(base + len(path))
+            text = [*texts[i], *([4, 6] if i < 5 else []), *(tokens[node] for node in path)]
+            s.expect(s.feed(table, [8, 9], 2), ([*text, 8, 9], 2))
+        for table, text in zip(tables, texts, strict=True):
+            table.truncate_to(len(text))
+        if s.skills.row_invariant:
+            check_bits_of_a_tree(s, tables[3], TREES["deep"], tokens)
+            tables[3].truncate_to(len(texts[3]))
+    for table in tables:
+        table.free()
+
+
+def check_bits_of_a_tree(
+    s: Subject, table: BlockTable, parents: tuple[int, ...], tokens: Sequence[int]
+) -> None:
+    """Each row is that of its path, fed as a chain."""
+    length = table.length
+    together = s.runner.forward([SequenceInput(table, [4, *tokens], len(tokens) + 1, parents)])
+    for node in range(-1, len(parents)):
+        table.truncate_to(length)
+        alone = s.feed(table, [4, *(tokens[n] for n in path_to(parents, node))], 1)
+        assert torch.equal(alone[0], together[node + 1])
+
+
 def check_chains(s: Subject) -> None:
     """Greedy and with noise, on tables and on a branch: what single passes choose."""
     texts = [text_of(12, 7), text_of(6, 8)]
@@ -210,6 +266,7 @@ CHECKS = [
     check_rollback,
     check_mixed_batches,
     check_branches,
+    check_trees,
     check_chains,
     check_cancelled_passes,
 ]
@@ -273,6 +330,12 @@ class Wrong:
             layout = replace(
                 layout, sequences=[replace(s, own=s.own[-1:] * len(s.own)) for s in layout.sequences]
             )
+        elif self._fault == "ancestors":
+            # A node beside the trunk sees an entry beside it in the place of its last one on the trunk.
+            seen = [s if not s.own else replace(s, own=[s.own[0], *s.own]) for s in layout.sequences]
+            layout = replace(layout, sequences=seen)
+        elif self._fault == "order":
+            layout = replace(layout, wanted=np.sort(layout.wanted))
         elif self._fault == "wanted" and len(layout.wanted) > 1:
             layout = replace(layout, wanted=layout.wanted - (layout.wanted[0] > 0))
         return self._backend.forward(replace(layout, rows=rows), cache, cancel)
@@ -297,6 +360,10 @@ class Wrong:
         ("slots", "compiled", check_rollback),
         ("branches", "torch", check_branches),
         ("branches", "compiled", check_branches),
+        ("ancestors", "torch", check_trees),
+        ("ancestors", "compiled", check_trees),
+        ("order", "torch", check_trees),
+        ("order", "compiled", check_trees),
         ("wanted", "torch", check_mixed_batches),
         ("cancel", "torch", check_cancelled_passes),
         ("chains", "compiled", check_chains),

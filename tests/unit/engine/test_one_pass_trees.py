@@ -1,23 +1,27 @@
-"""A tree in one pass: rows see entries that other rows of the pass write, on every backend."""
+"""A tree in one pass, among other sequences, on every backend: rows see entries that others of it write."""
 
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from paceline.core.errors import InvalidArgumentError
 from paceline.engine.backends.registry import BACKENDS
-from paceline.engine.cancel import CancelToken
-from paceline.engine.layout import PassLayout, SequenceInput, SequenceRows
+from paceline.engine.layout import PassLayout, SequenceInput
 from paceline.engine.loading.model import make_runner
-from paceline.kv import BlockTable, Branching
+from paceline.engine.runner import ModelRunner
+from paceline.engine.tree_places import TreePlaces
+from paceline.kv import BlockPool, BlockTable
+from tests.unit.engine.test_captured import Tracer, recording
 from tests.unit.engine.test_runner import (
+    VOCAB,
     Models,
     Reference,
-    assert_close,
     feed,
     models,
     reference,
@@ -26,20 +30,90 @@ from tests.unit.engine.test_runner import (
 
 __all__ = ["models", "reference"]
 
-KINDS = ["llama", "qwen3", "mistral", "gemma2", "deepseek", "gpt2"]
+KINDS = ["llama", "qwen3", "mistral", "gemma2", "deepseek", "gpt2", "gemma4"]
 SIZE = 4
-NEWEST, CHAIN = 5, [6, 8, 10]
-BESIDE = [7, 9]
-"""A second child of the newest token, and a child of that."""
+PARENTS = [
+    (-1, 0, 1, -1, 3),
+    (-1, -1, -1),
+    (-1, 0, 0, 1, 2, 4, 3, -1),
+    (-1, 0, 1, 2),
+    (-1, -1, 1, 2, 3, 0, 5, 2, 7),
+]
+"""Trees whose trunk is not their first path, is one of several longest ones, or is all of them."""
 
 
-def beside(table: BlockTable, first: int, own: Sequence[int]) -> SequenceRows:
-    """One row after the newest token and after own entries, the last of which is its own."""
-    shared = table.length + 1
-    base = table.contiguous_start(shared)
-    blocks = () if base is not None else table.blocks[: -(-shared // SIZE)]
-    place = shared + len(own)
-    return SequenceRows(first, 1, place - 1, place, id(table), SIZE, base, blocks, own)
+def runner_on(models: Models, kind: str, backend: str) -> ModelRunner:
+    names = tuple(BACKENDS)
+    usable = names[: names.index(backend) + 1]
+    return make_runner(copy.deepcopy(models(kind)), num_blocks=96, block_size=SIZE, backends=usable)
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    path: list[int] = []
+    while node >= 0:
+        path.insert(0, node)
+        node = parents[node]
+    return path
+
+
+def rows_of_tree(
+    reference: Reference, kind: str, before: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+) -> list[torch.Tensor]:
+    """The rows after `before` and after each node, each computed from its own text."""
+    texts = [[tokens[i] for i in path_to(parents, node)] for node in range(-1, len(parents))]
+    return [reference(kind, [*before, *text])[-1] for text in texts]
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Closer than any two rows are."""
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+def take(
+    runner: ModelRunner, table: BlockTable, base: int, parents: Sequence[int], path: Sequence[int]
+) -> None:
+    """Cut a table to an accepted path."""
+    kept, behind = TreePlaces.of(parents).moves(path)
+    slots = table.slots(table.length, table.length + table.reserved)
+    runner.copy_slots([slots[place] for place in behind], table.slots(base + kept, base + len(path)))
+    table.truncate_to(base + len(path))
+
+
+def check_a_mixed_pass(
+    runner: ModelRunner, reference: Reference, kind: str, rng: random.Random, parents: Sequence[Sequence[int]]
+) -> None:
+    """Trees, a chain, the chunk of a prompt and a plain row; then each tree goes on behind a path of it."""
+    texts = [tokens_of(n, seed=n) for n in (13, 9, 6, *(10 + i for i in range(len(parents))))]
+    tables = [runner.new_table() for _ in texts]
+    for text, table in zip(texts, tables, strict=True):
+        feed(runner, table, text, want=0)
+    fed = [tokens_of(4, seed=1), tokens_of(5, seed=2), [3]]
+    inputs = [
+        SequenceInput(tables[0], fed[0], 4),
+        SequenceInput(tables[1], fed[1], 0),
+        SequenceInput(tables[2], fed[2], 1),
+    ]
+    rows = [*reference(kind, texts[0] + fed[0])[-4:], reference(kind, texts[2] + fed[2])[-1]]
+    trees = []
+    for text, table, tree in zip(texts[3:], tables[3:], parents, strict=True):
+        # Some have tokens to catch up with, and some have known the row before the tree.
+        before, known = tokens_of(rng.randint(0, 2), seed=7), rng.random() < 0.3
+        fed_before = before if known or before else [5]
+        tokens = [rng.randrange(VOCAB) for _ in tree]
+        wanted = len(tree) + (bool(fed_before) and not known)
+        trees.append((table, [*text, *fed_before], tokens, tuple(tree)))
+        inputs.append(SequenceInput(table, [*fed_before, *tokens], wanted, tuple(tree)))
+        rows += rows_of_tree(reference, kind, [*text, *fed_before], tokens, tree)[-wanted:]
+    assert_close(runner.forward(inputs), torch.stack(rows))
+    for table, text, tokens, tree in trees:
+        assert table.length == len(text) + max(TreePlaces.of(tree).depths)
+        path = path_to(tree, rng.randrange(-1, len(tree)))
+        take(runner, table, len(text), tree, path)
+        text += [tokens[node] for node in path]
+        assert_close(feed(runner, table, [8, 9]), reference(kind, [*text, 8, 9])[-2:])
+    for table in tables:
+        table.free()
+    assert runner.cache.pool.used_blocks == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -47,20 +121,67 @@ def beside(table: BlockTable, first: int, own: Sequence[int]) -> SequenceRows:
 def test_a_tree_gives_what_its_paths_give_alone(
     models: Models, reference: Reference, kind: str, backend: str
 ) -> None:
-    names = tuple(BACKENDS)
-    usable = names[: names.index(backend) + 1]
-    runner = make_runner(copy.deepcopy(models(kind)), num_blocks=64, block_size=SIZE, backends=usable)
-    prefix, table = tokens_of(13), runner.new_table()
-    feed(runner, table, prefix, want=0)
-    slots = Branching(table, 8).slots[: len(BESIDE)]
-    runner.cache.apply(table.reserve(1 + len(CHAIN)))
-    chain = PassLayout.of_sequences([SequenceInput(table, [NEWEST, *CHAIN], 1 + len(CHAIN))])
-    first = len(CHAIN) + 1
-    groups = [*chain.sequences, beside(table, first, slots[:1]), beside(table, first + 1, slots)]
-    others = np.array([BESIDE, [table.length + 1, table.length + 2], slots])
-    layout = PassLayout(np.concatenate([chain.rows, others], axis=1), groups, np.arange(first + 2))
-    logits = runner.backend.forward(layout, runner.cache, CancelToken())
-    assert logits is not None
-    paths = [CHAIN[:i] for i in range(len(CHAIN) + 1)] + [BESIDE[:1], BESIDE]
-    expected = [reference(kind, [*prefix, NEWEST, *path])[-1] for path in paths]
-    assert_close(logits[:, : runner.vocab_size], torch.stack(expected))
+    runner, rng = runner_on(models, kind, backend), random.Random(3)
+    for trees in ([PARENTS[0]], PARENTS[1:3], PARENTS[3:]):
+        check_a_mixed_pass(runner, reference, kind, rng, trees)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "mistral", "deepseek"])
+def test_a_recorded_tree_gives_the_same(models: Models, reference: Reference, kind: str) -> None:
+    """As other passes over scattered entries, at the second use of a bucket."""
+    traced = Tracer()
+    runner, rng = recording(models(kind), traced), random.Random(4)
+    for _ in range(4):
+        check_a_mixed_pass(runner, reference, kind, rng, PARENTS[:2])
+    assert traced.replays > 0
+
+
+def test_positions_and_not_rows_are_bounded_by_the_models_length(models: Models) -> None:
+    runner = runner_on(models, "llama", "torch")
+    table, most = runner.new_table(), runner.max_model_len
+    feed(runner, table, tokens_of(most - 2), want=0)
+    wide, deep = (-1,) * 8, (-1, 0)
+    with pytest.raises(InvalidArgumentError, match="entries are more"):
+        runner.forward([SequenceInput(table, [1, 2, 3], 3, deep)])
+    assert runner.forward([SequenceInput(table, [1, *range(8)], 9, wide)]).shape[0] == 9
+    assert table.length == most
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "before"),
+    [([1, 2], (-1, 0), 0), ([1], (-1, 0), 3), ([1, 2, 3], (-1, 1), 3), ([1, 2, 3], (-1, -2), 3)],
+    ids=["no token before it", "a node without a token", "a later parent", "no such parent"],
+)
+def test_malformed_trees_are_refused(
+    models: Models, tokens: list[int], parents: tuple[int, ...], before: int
+) -> None:
+    runner: Any = runner_on(models, "llama", "torch")
+    table = runner.new_table()
+    if before:
+        feed(runner, table, tokens_of(before), want=0)
+    with pytest.raises(InvalidArgumentError) as caught:
+        runner.forward([SequenceInput(table, tokens, 1, parents)])
+    assert caught.value.field == "parents"
+    assert table.length == before
+
+
+def test_the_layout_of_a_tree() -> None:
+    """The trunk in the table, the other nodes behind it; logits in the order of the tokens."""
+    table = BlockTable(BlockPool(8, SIZE))
+    table.reserve(2)
+    table.commit(2)
+    item = SequenceInput(table, [50, 10, 11, 12, 13, 14], 6, (-1, -1, 1, 2, 0))
+    table.reserve(len(item.token_ids))
+    layout = PassLayout.of_sequences([item])
+    assert layout.rows.tolist() == [
+        [50, 11, 12, 13, 10, 14],
+        [2, 3, 4, 5, 3, 4],
+        [2, 3, 4, 5, 6, 7],
+    ]
+    assert layout.wanted.tolist() == [0, 4, 1, 2, 3, 5]
+    assert [(s.first, s.count, s.start, s.length, list(s.own)) for s in layout.sequences] == [
+        (0, 4, 2, 6, []),
+        (4, 1, 3, 4, [6]),
+        (5, 1, 4, 5, [6, 7]),
+    ]
+    assert list(item.entries) == [50, 11, 12, 13]

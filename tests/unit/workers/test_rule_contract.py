@@ -108,7 +108,7 @@ def check_own_choices(mode: AcceptanceMode, rule: AcceptanceRule) -> None:
     tables = random_tables(vocab, k + 1)
     for seed, draft in itertools.product(range(8), itertools.product(range(vocab), repeat=k)):
         rows = torch.stack([row_after(tables, draft[:i]) for i in range(k + 1)])
-        (accepted, token) = outcomes(rule, [item(mode, draft, seed=seed)], rows)[0]
+        accepted, token, _ = outcomes(rule, [item(mode, draft, seed=seed)], rows)[0]
         assert token is not None
         spoken = (*draft[:accepted], token)
         for i, said in enumerate(spoken):

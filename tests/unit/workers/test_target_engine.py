@@ -220,7 +220,7 @@ def test_a_round_out_of_blocks_may_be_repeated() -> None:
     ("proposal", "field"),
     [
         (Proposal((VOCAB,)), "proposal.token_ids"),
-        (Proposal((1, 2), parents=(-1, -1)), "proposal.parents"),
+        (Proposal((1,) * 40, parents=tuple(range(-1, 39))), "proposal.parents"),
         (
             Proposal((1,), distributions=(SparseDistribution(b"\1\0\0\0", b"\0\0\x80?"),)),
             "proposal.distributions",

@@ -169,11 +169,11 @@ def test_a_closed_sequence_does_not_go_on() -> None:
     ("proposal", "field"),
     [
         (Proposal((VOCAB,)), "proposal.token_ids"),
-        (Proposal((1, 1), parents=(-1, 0)), "proposal.parents"),
+        (Proposal((1,) * 40, parents=tuple(range(-1, 39))), "proposal.parents"),
         (Proposal((1,), distributions=(SparseDistribution(b"\1\0\0\0", b"\0\0\x80\x3f"),)), "proposal.distr"),
         (Proposal((1,) * 60), "proposal.token_ids"),
     ],
-    ids=["outside the vocabulary", "a tree", "with distributions", "beyond the model's length"],
+    ids=["outside the vocabulary", "a large tree", "with distributions", "beyond the model's length"],
 )
 def test_an_invalid_continuation_fails_without_its_round(proposal: Proposal, field: str) -> None:
     best = right(8)
