@@ -6,6 +6,7 @@ Paceline's normal behaviour.
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
@@ -94,9 +95,10 @@ def _context(source: str) -> list[str]:
 
 _DTYPES: Final = {"half": "float16", "float": "float32"}
 """Additional names of number formats in vLLM."""
+_NUMBER, _TREE = "num_speculative_tokens", "speculative_token_tree"
 _DRAFT_SETTINGS: Final = {
     "model": "--draft-model",
-    "num_speculative_tokens": "--num-speculative-tokens",
+    _NUMBER: "--num-speculative-tokens",
     "prompt_lookup_min": "--prompt-lookup-min",
     "prompt_lookup_max": "--prompt-lookup-max",
     "suffix_decoding_max_tree_depth": "--suffix-max-tree-depth",
@@ -164,6 +166,10 @@ def _speculation(name: str, text: str) -> list[str]:
     if not isinstance(settings, dict) or not settings:
         raise InvalidArgumentError(name, 'must be JSON, such as {"model": …, "num_speculative_tokens": 5}')
     result = []
+    if _TREE in settings:
+        # vLLM's number of draft tokens is the number of nodes.
+        result = _bounds(name, settings[_TREE])
+        settings = {key: value for key, value in settings.items() if key not in (_TREE, _NUMBER)}
     for key, value in settings.items():
         if key in _DRAFT_SETTINGS:
             result += [_DRAFT_SETTINGS[key], str(value)]
@@ -174,3 +180,20 @@ def _speculation(name: str, text: str) -> list[str]:
                 name, f"{key} {value!r} is not supported: the draft is a separate model (--draft-model)"
             )
     return result
+
+
+def _bounds(name: str, tree: Any) -> list[str]:
+    """Paceline's options for the bounds of vLLM's tree; the draft chooses the shape within them.
+
+    The tree is a text: a list of nodes, each a tuple with the number of every child on the way to it.
+    """
+    try:
+        nodes = {tuple(map(int, node)) for node in ast.literal_eval(tree)}
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        nodes = set()
+    if not nodes or not all(node and min(node) >= 0 for node in nodes):
+        why = f"{_TREE} {tree!r} must be a list of paths, such as [(0,), (1,), (0, 0)]"
+        raise InvalidArgumentError(name, why)
+    depth, width = max(map(len, nodes)), 1 + max(map(max, nodes))
+    bounds = ["--tree-width", str(width), "--max-tree-nodes", str(len(nodes))] if width > 1 else []
+    return ["--num-speculative-tokens", str(depth), *bounds]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import typer
 
@@ -81,6 +83,30 @@ def test_a_speculative_config_becomes_our_options() -> None:
     assert translated(ngram) == [*without_draft, "prompt-lookup", "--prompt-lookup-max", "4"]
     suffix = '--speculative-config={"method": "suffix", "suffix_decoding_max_tree_depth": 32}'
     assert translated(suffix) == [*without_draft, "suffix", "--suffix-max-tree-depth", "32"]
+
+
+@pytest.mark.parametrize(
+    ("tree", "options"),
+    [
+        ("[(0,), (0, 0), (0, 0, 0)]", ["--num-speculative-tokens", "3"]),
+        (
+            "[(0,), (1,), (2,), (0, 0), (0, 1)]",
+            ["--num-speculative-tokens", "2", "--tree-width", "3", "--max-tree-nodes", "5"],
+        ),
+    ],
+)
+def test_a_token_tree_becomes_bounds(tree: str, options: list[str]) -> None:
+    config = {"model": "m/d", "num_speculative_tokens": 5, "speculative_token_tree": tree}
+    assert translated("-sc", json.dumps(config)) == [*options, "--draft-model", "m/d"]
+
+
+@pytest.mark.parametrize(
+    "tree", ["", "[", "[]", "[()]", "(1)", "[(0,), 'x']", "[(-1,)]", "__import__('os')", 5, None]
+)
+def test_a_malformed_token_tree_is_refused_by_name(tree: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="speculative_token_tree") as refused:
+        translated("--speculative-config", json.dumps({"speculative_token_tree": tree}))
+    assert refused.value.field == "--speculative-config"
 
 
 def test_an_unknown_option_is_left_to_the_parser() -> None:
