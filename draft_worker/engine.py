@@ -204,7 +204,7 @@ class DraftEngine:
         if disposition is Disposition.REPEAT:
             assert held.session.answer is not None
             return [held.session.answer]
-        wants_tree = not command.shape.is_chain and held.session.params.target_decides
+        wants_tree = not command.shape.is_chain
         drawn: list[Drawn] = []
         if wants_tree:
             self.lookahead.discard(command.sequence_id)
@@ -214,7 +214,7 @@ class DraftEngine:
             self._trees.adopt(held)
         tokens, base, k = held.session.tokens, command.base_length, command.num_draft_tokens
         # Noise depends on the base length alone, so a branch drew the same tokens as would be drawn here.
-        tape = NoiseTape.record(held.session.params, base, k)
+        tape = NoiseTape.record(held.session.params, base, max(k, command.shape.nodes))
         draft = PartialDraft(held.session.params, tokens, k, tape, drawn, held.grammar)
         feed = [*tokens, *draft.token_ids][held.num_computed_tokens :]
         prefill = self._prefill_ahead.remove(command.sequence_id)
@@ -372,7 +372,7 @@ class DraftEngine:
             rounds,
             logits,
             [1] * len(rounds),
-            lambda some, rows: self._trees.rows_of([r.draft for r in some], rows, width),
+            lambda some, rows: self._sampler.rows([r.draft for r in some], rows, width),
             "drawing",
         )
         spent = self._clock() - begun

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from struct import Struct
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from paceline.decoding.transforms import scores_of
 from paceline.engine.scheduling.passes import broken_rows, row_checks, usable_rows
 
 _row_params = RowParamsCache()
+_FLOAT: Final = Struct("<f")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class NoiseTape:
     coupled: CoupledNoise | None = None
     """Coupled mode: the noise from the round's first token on."""
     uniforms: Tensor | None = None
-    """Other modes: float64 [K]. Greedy decoding has neither."""
+    """Other modes: float64, one for each draw. Greedy decoding has neither."""
 
     @classmethod
     def record(cls, params: SequenceParams, base_length: int, k: int) -> NoiseTape:
@@ -56,7 +58,8 @@ class NoiseTape:
             return cls()
         if params.mode.facts.shares_noise:
             return cls(CoupledNoise(seed, base_length))
-        return cls(uniforms=uniforms([seed], [base_length], Purpose.DRAFT_DRAW, k)[0])
+        made = uniforms([seed], [base_length], Purpose.DRAFT_DRAW, k, draft_index=params.draft_index)
+        return cls(uniforms=made[0])
 
 
 @dataclass(slots=True)
@@ -134,6 +137,12 @@ def noise_of(step: DrawStep) -> CoupledNoise | None:
     """The coupled noise of the next token's position, in a mode that has it."""
     coupled = step.tape.coupled
     return None if coupled is None else coupled.after(len(step.drafts))
+
+
+def has_mass(q: SparseDistribution) -> bool:
+    """False where the model gives no probability to any token that the request permits."""
+    # Probabilities may be in the order of ids, and the first one may be too small for float32.
+    return q.uniform_over > 0 or any(p > 0 for (p,) in _FLOAT.iter_unpack(q.probabilities))
 
 
 class _Draws(NamedTuple):

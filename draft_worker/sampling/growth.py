@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from paceline.core.types import Proposal, TreeShape
+from paceline.core.types import Proposal, SparseDistribution, TreeShape
 
 ROOT: Final = -1
 """The newest token of the ledger, as the parent of the first nodes."""
@@ -26,8 +26,8 @@ class NextToken(NamedTuple):
     """log softmax(score + noise) of the token, over the permitted tokens."""
 
 
-Row = Sequence[NextToken]
-"""What may follow a node, best first."""
+Row = Sequence[NextToken] | SparseDistribution
+"""What may follow a node: the best tokens, best first; or what its children are drawn from."""
 
 
 class Node(NamedTuple):
@@ -38,6 +38,25 @@ class Node(NamedTuple):
     value: float
     """A logarithm, so that deep nodes have one."""
     depth: int
+
+
+class Growth(Protocol):
+    """A tree that grows level by level."""
+
+    shape: TreeShape
+    pool: list[Node]
+    wanted: list[int]
+    """The nodes that are looked at next, at first the root; none once the tree is complete."""
+
+    @property
+    def max_fed(self) -> int:
+        """Most nodes that it wants, besides the root."""
+
+    def grow(self, rows: Sequence[Any]) -> None:
+        """Take the rows of the wanted nodes, of the kind for its mode; None for a node without any."""
+
+    def proposal(self) -> Proposal:
+        """The tree."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +78,7 @@ class BestNodes:
         """Most nodes that it wants, besides the root."""
         return self.shape.width * (self.depth - 1)
 
-    def grow(self, rows: Sequence[Row | None]) -> None:
+    def grow(self, rows: Sequence[Sequence[NextToken] | None]) -> None:
         """Add children of the wanted nodes; None for a node that cannot have any."""
         for node, children in zip(self.wanted, rows, strict=True):
             self.add(node, children or ())
@@ -67,7 +86,7 @@ class BestNodes:
         newest = [node for node in self.best() if self.pool[node].depth == level]
         self.wanted = newest[: self.shape.width] if level < self.depth else []
 
-    def add(self, node: int, children: Row) -> None:
+    def add(self, node: int, children: Sequence[NextToken]) -> None:
         """Add children of a node to the pool."""
         above, depth = (0.0 if node == ROOT else self.pool[node].value), self.depth_of(node) + 1
         self.pool += [

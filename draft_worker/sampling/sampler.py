@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
-from typing import Final
 
 import torch
 
-from draft_worker.sampling.children import rank_children
-from draft_worker.sampling.draw import Drawn, DrawStep, draw_tokens
+from draft_worker.sampling.children import rank_children, supports_of
+from draft_worker.sampling.draw import Drawn, DrawStep, draw_tokens, has_mass
 from draft_worker.sampling.growth import Row
 from draft_worker.sampling.partial_draft import PartialDraft
 from draft_worker.sampling.restrictions import restricted_steps, restrictions_of
 from paceline.core.config import DraftConfig
+from paceline.decoding.transfer import rows_at
 from paceline.engine.scheduling.mask import restricted
-
-_FLOAT: Final = Struct("<f")
 
 
 class TokenSampler:
@@ -43,15 +40,29 @@ class TokenSampler:
             self._eos_token_ids,
             self.num_others,
         )
-        return [token if token is not None and _has_mass(token) else None for token in drawn]
+        return [token if token is None or _drawable(token) else None for token in drawn]
 
-    def children(self, drafts: Sequence[PartialDraft], logits: torch.Tensor, width: int) -> list[Row | None]:
-        """The best `width` tokens after each path, best first; None where the logits permit none.
+    def rows(self, drafts: Sequence[PartialDraft], logits: torch.Tensor, width: int) -> Sequence[Row | None]:
+        """What may follow each path of a tree; None where the logits permit no token.
 
-        Arguments as for `draw`; the target decides every token of these drafts.
+        Arguments as for `draw`. Where the target decides, the rows are the best `width` tokens.
         """
         steps, allowed = self._restricted(drafts, logits)
-        return rank_children(steps, logits, allowed, width, self._eos_token_ids)
+        config, eos, rows = self._config, self._eos_token_ids, dict[int, Row | None]()
+        by_ratio = [i for i, step in enumerate(steps) if step.tape.uniforms is not None]
+        ranked = [i for i, step in enumerate(steps) if step.tape.uniforms is None]
+
+        def part(some: Sequence[int]) -> tuple[list[DrawStep], torch.Tensor, torch.Tensor]:
+            if len(some) == len(steps):
+                return steps, logits, allowed
+            return [steps[i] for i in some], rows_at(logits, some), rows_at(allowed, some)
+
+        if ranked:
+            rows |= zip(ranked, rank_children(*part(ranked), width, eos), strict=True)
+        if by_ratio:
+            found = supports_of(*part(by_ratio), config.support_mass, config.support_bound, eos)
+            rows |= zip(by_ratio, found, strict=True)
+        return [rows[i] for i in range(len(steps))]
 
     def _restricted(
         self, drafts: Sequence[PartialDraft], logits: torch.Tensor
@@ -64,8 +75,5 @@ class TokenSampler:
         return restricted_steps(steps, restrictions), restricted(logits, restrictions, [1] * len(steps))
 
 
-def _has_mass(token: Drawn) -> bool:
-    """False where the model gives no probability to any token that the request permits."""
-    q = token.distribution
-    # Probabilities may be in the order of ids, and the first one may be too small for float32.
-    return q is None or q.uniform_over > 0 or any(p > 0 for (p,) in _FLOAT.iter_unpack(q.probabilities))
+def _drawable(token: Drawn) -> bool:
+    return token.distribution is None or has_mass(token.distribution)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from draft_worker.drafters.interface import BranchRegion, BranchState
 from draft_worker.sampling.draw import Drawn
-from draft_worker.sampling.growth import ROOT, BestNodes, Row, path_of
+from draft_worker.sampling.growth import ROOT, Growth, Row, path_of
 from draft_worker.sampling.partial_draft import PartialDraft
 
 
@@ -26,7 +26,7 @@ class DraftTree:
     sequence_id: str
     root: PartialDraft
     """The draft without draft tokens."""
-    growth: BestNodes
+    growth: Growth
     region: BranchRegion | None
     """Holds the states; None once it was freed, after which the tree is complete as it stands."""
     states: dict[int, BranchState] = field(default_factory=dict)

@@ -11,10 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
-
 from draft_worker.drafters.interface import BranchRegion, Drafter
-from draft_worker.sampling.growth import ROOT, BestNodes, Row
+from draft_worker.sampling.drawn_nodes import DrawnNodes
+from draft_worker.sampling.growth import ROOT, BestNodes, Growth, Row
 from draft_worker.sampling.partial_draft import PartialDraft
 from draft_worker.sampling.sampler import TokenSampler
 from draft_worker.trees.tree import DraftTree
@@ -47,7 +46,7 @@ class Trees:
 
         None if there is no room for the tree's nodes.
         """
-        growth, sequence_id = BestNodes(root.k, shape), held.session.sequence_id
+        growth, sequence_id = _growth_of(root, shape), held.session.sequence_id
         region = self._fork(held, growth.max_fed)
         if region is None:
             return None
@@ -63,13 +62,6 @@ class Trees:
             with contextlib.suppress(ResourceExhaustedError):
                 return self._drafter.fork(held, entries)
         return None
-
-    def rows_of(self, drafts: Sequence[PartialDraft], logits: torch.Tensor, width: int) -> list[Row | None]:
-        """What trees of up to this width grow by after each path; None for a row that is no distribution.
-
-        logits: float [len(drafts), vocabulary].
-        """
-        return self._sampler.children(drafts, logits, width)
 
     def grow(self, trees: Sequence[DraftTree]) -> int:
         """NodeFeed the wanted nodes of all these trees; returns their number. A tree that fails alone stops.
@@ -99,7 +91,7 @@ class Trees:
         for first in range(0, len(every), self._max_rows):
             states, drafts = zip(*every[first : first + self._max_rows], strict=True)
             logits = self._drafter.step_branches(states, [draft.newest for draft in drafts])
-            rows += self.rows_of(drafts, logits, width)
+            rows += self._sampler.rows(drafts, logits, width)
         taken = iter(rows)
         for tree, of_tree in zip(trees, feeds, strict=True):
             tree.take([feed.state for feed in of_tree], [next(taken) for _ in of_tree])
@@ -142,3 +134,8 @@ class Trees:
         for sequence_id in sequence_ids:
             self.release(sequence_id)
         return bool(sequence_ids)
+
+
+def _growth_of(root: PartialDraft, shape: TreeShape) -> Growth:
+    uniforms = root.tape.uniforms
+    return BestNodes(root.k, shape) if uniforms is None else DrawnNodes(root.k, shape, uniforms.tolist())

@@ -21,6 +21,7 @@ from paceline.decoding.cpu.philox import mapped, words_of
 from paceline.decoding.noise import Purpose
 
 _COUPLED: Final = np.uint64(Purpose.COUPLED)
+_NO_DRAFT: Final = np.uint64(0)
 _FIRST_BITS: Final = 8
 _REST: Final = np.uint64(64 - _FIRST_BITS)
 _HIGHEST: Final = 37.0
@@ -69,7 +70,7 @@ def best_of(row, vocabulary, temperature, noisy, seed, position, values, tokens)
         return
     for block in range((vocabulary + 3) // 4):
         v = 4 * block
-        for word in words_of(np.uint64(block), position, seed, _COUPLED):
+        for word in words_of(np.uint64(block), position, _NO_DRAFT, seed, _COUPLED):
             if v < vocabulary:
                 value = np.float64(row[v]) / temperature
                 if value + _CEILINGS[word >> _REST] > values[last]:

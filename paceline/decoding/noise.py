@@ -1,12 +1,14 @@
 """Random numbers as a pure function of (seed, position, purpose, index), with the same bits on every device.
 
 The generator is Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with
-key (seed, purpose) and counter (block, position, 0, 0). A CPU uses a compiled version (philox.py), other
-devices use torch integers. Both give the bits of numpy's generator.
+key (seed, purpose) and counter (block, position, draft index, 0). A CPU uses a compiled version (philox.py),
+other devices use torch integers. Both give the bits of numpy's generator.
 
 Choice of the position: coupled noise uses the absolute index of the token to decide, so that draft and target
 use the same noise. All other noise belongs to a round: the position is the ledger's length at the start of
-the round (which grows with every round), and the index within the stream is the draft token's index. Noise of
+the round (which grows with every round), and the index within the stream is that of the try: of a chain, the
+draft token's. The draft index is that of the drafter among those of one sequence, for its draws, and else 0:
+two drafters that shared their uniforms would draw dependent tokens, which biases the output. Noise of
 ratio tests and draft draws must not use the token's own position: block verification also reads tests and
 draft tokens beyond the accepted ones, and reusing their noise in the next round would bias the result.
 """
@@ -64,6 +66,7 @@ def uniforms(
     purpose: Purpose,
     count: int,
     device: torch.device | None = None,
+    draft_index: int = 0,
 ) -> Tensor:
     """Uniform numbers strictly between 0 and 1.
 
@@ -76,18 +79,21 @@ def uniforms(
         purpose: use of the numbers.
         count: numbers per stream.
         device: where to compute; None is the CPU.
+        draft_index: which of a sequence's drafters draws; 0 for all other purposes.
 
     Returns:
         float64 [N, count]; row r holds the first `count` values of stream (seeds[r], positions[r],
-        purpose), the same bits on every device.
+        draft_index, purpose), the same bits on every device.
     """
     if device is None or device.type == "cpu":
-        return torch.from_numpy(_uniforms_cpu(seeds, positions, purpose, count))
-    return _uniforms_of(*_columns(seeds, positions, device), purpose, count)
+        return torch.from_numpy(_uniforms_cpu(seeds, positions, purpose, count, draft_index))
+    return _uniforms_of(*_columns(seeds, positions, device), purpose, count, draft_index)
 
 
-def _uniforms_of(seeds: Tensor, positions: Tensor, purpose: Purpose, count: int) -> Tensor:
-    raw = _philox_of(seeds, positions, purpose, count)
+def _uniforms_of(
+    seeds: Tensor, positions: Tensor, purpose: Purpose, count: int, draft_index: int = 0
+) -> Tensor:
+    raw = _philox_of(seeds, positions, purpose, count, draft_index)
     return ((raw >> 12) & (2**52 - 1)).to(torch.float64).add_(0.5).mul_(_SCALE)
 
 
@@ -127,23 +133,28 @@ def gumbel_of(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 
 
 def _uniforms_cpu(
-    seeds: Sequence[int], positions: Sequence[int], purpose: Purpose, count: int
+    seeds: Sequence[int], positions: Sequence[int], purpose: Purpose, count: int, draft_index: int = 0
 ) -> npt.NDArray[np.float64]:
     values = np.empty((len(seeds), count))
     streams = np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.uint64)
-    fill_uniforms(*streams, np.uint64(purpose), values)
+    fill_uniforms(*streams, np.uint64(draft_index), np.uint64(purpose), values)
     return values
 
 
 def philox_torch(
-    seeds: Sequence[int], positions: Sequence[int], purpose: Purpose, count: int, device: torch.device
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    purpose: Purpose,
+    count: int,
+    device: torch.device,
+    draft_index: int = 0,
 ) -> Tensor:
     """The generator's raw 64-bit outputs, computed with torch integers on any device.
 
     Returns:
         int64 [N, count]: the bits of the unsigned outputs.
     """
-    return _philox_of(*_columns(seeds, positions, device), purpose, count)
+    return _philox_of(*_columns(seeds, positions, device), purpose, count, draft_index)
 
 
 def _columns(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -153,13 +164,15 @@ def _columns(seeds: Sequence[int], positions: Sequence[int], device: torch.devic
     return both[0], both[1]
 
 
-def _philox_of(seeds: Tensor, positions: Tensor, purpose: Purpose, count: int) -> Tensor:
+def _philox_of(
+    seeds: Tensor, positions: Tensor, purpose: Purpose, count: int, draft_index: int = 0
+) -> Tensor:
     blocks, device = -(-count // 4), seeds.device
     shape = (len(seeds), blocks)
     # The counter is 1 at the first block, as in numpy.
     first = torch.arange(1, blocks + 1, dtype=torch.int64, device=device).expand(shape)
     zero = torch.zeros((), dtype=torch.int64, device=device)
-    counter = (first, positions[:, None], zero, zero)
+    counter = (first, positions[:, None], torch.full_like(zero, draft_index), zero)
     words = philox4x64(counter, (seeds[:, None], torch.full_like(zero, int(purpose))))
     return torch.stack([word.expand(shape) for word in words], dim=-1).reshape(len(seeds), -1)[:, :count]
 

@@ -268,3 +268,31 @@ def slow_tree(
         fed = [path for path in best if len(path) == level + 1][: shape.width]
     parents = tuple(best.index(path[:-1]) if path[:-1] else -1 for path in best)
     return Proposal(tuple(path[-1] for path in best), parents)
+
+
+def check_slow_tries(
+    model: ToyModel,
+    ledger: Sequence[int],
+    params: SequenceParams,
+    tree: Proposal,
+    mass: float,
+    eos: Sequence[int] = (),
+) -> None:
+    """Try t is drawn by the round's number t, from q after its path without its earlier siblings."""
+    count, seed = tree.num_draft_tokens, params.sampling.seed
+    assert seed is not None
+    assert len(tree.distributions) == count
+    numbers = uniforms([seed], [len(ledger)], Purpose.DRAFT_DRAW, count, draft_index=params.draft_index)[0]
+    for node, (token, sent) in enumerate(zip(tree.token_ids, tree.distributions, strict=True)):
+        prefix = [*ledger, *(tree.token_ids[i] for i in tree.path_to(node)[:-1])]
+        before = [tree.token_ids[i] for i in range(node) if tree.parents[i] == tree.parents[node]]
+        q = masked_probabilities(model, prefix, params, eos)
+        order = np.argsort(-q)
+        needed = int(np.searchsorted(np.cumsum(q[order]), mass - 1e-6)) + 1
+        ids = np.frombuffer(sent.token_ids, "<u4")
+        values = np.frombuffer(sent.probabilities, "<f4").astype(np.float64)
+        support = order[: len(ids) + len(before)]
+        assert needed <= len(support) <= needed + 1
+        assert list(ids) == sorted(set(support.tolist()) - set(before))
+        np.testing.assert_allclose(values, q[ids] / q[support].sum(), rtol=1e-4)
+        assert token == ids[invert(values, float(numbers[node]))]

@@ -44,10 +44,10 @@ def mapped(word):
 
 
 @njit(nogil=True)
-def words_of(block, position, seed, purpose):
+def words_of(block, position, draft_index, seed, purpose):
     """The four words of a stream's block, counted from 0. All numbers are uint64."""
     # The counter's first word is 1 at the first block.
-    c0, c1, c2, c3 = block + _ONE, position, _NOTHING, _NOTHING
+    c0, c1, c2, c3 = block + _ONE, position, draft_index, _NOTHING
     k0, k1 = seed, purpose
     for _ in range(ROUNDS):
         high0, low0 = _multiply(_M0, c0)
@@ -59,16 +59,16 @@ def words_of(block, position, seed, purpose):
 
 
 @kept_on_disk(nogil=True, fastmath=False)
-def fill_uniforms(seeds, positions, purpose, values):
-    """Fill row r of `values`, float64 [N, count], with the stream (seeds[r], positions[r], purpose).
+def fill_uniforms(seeds, positions, draft_index, purpose, values):
+    """Fill row r of `values`, float64 [N, count], with (seeds[r], positions[r], draft_index, purpose).
 
-    seeds, positions: uint64 [N]; purpose: uint64.
+    seeds, positions: uint64 [N]; draft_index, purpose: uint64.
     """
     count = values.shape[1]
     for r in range(len(seeds)):
         for block in range((count + 3) // 4):
             j = 4 * block
-            for word in words_of(np.uint64(block), positions[r], seeds[r], purpose):
+            for word in words_of(np.uint64(block), positions[r], draft_index, seeds[r], purpose):
                 if j < count:
                     values[r, j] = mapped(word)
                 j += 1

@@ -16,9 +16,9 @@ CPU = torch.device("cpu")
 LARGEST = 2**64 - 1
 
 
-def reference(seed: int, position: int, purpose: int, count: int) -> np.ndarray:
+def reference(seed: int, position: int, purpose: int, count: int, draft_index: int = 0) -> np.ndarray:
     key = np.array([seed, purpose], dtype=np.uint64)
-    counter = np.array([0, position, 0, 0], dtype=np.uint64)
+    counter = np.array([0, position, draft_index, 0], dtype=np.uint64)
     return np.random.Philox(key=key, counter=counter).random_raw(count)
 
 
@@ -49,16 +49,18 @@ def test_philox_matches_random123s_known_answers(
     assert tuple(int(w) % 2**64 for w in philox4x64((c0, c1, c2, c3), (k0, k1))) == expected
 
 
+@pytest.mark.parametrize("draft_index", [0, 1, 3])
 @pytest.mark.parametrize("count", [1, 4, 7, 1001])
-def test_both_implementations_give_the_same_bits(count: int) -> None:
+def test_both_implementations_give_the_same_bits(count: int, draft_index: int) -> None:
     streams = list(itertools.product((0, 7, 2**63, LARGEST), (0, 1, 2**40, 2**63 - 1)))
     seeds, positions = [s for s, _ in streams], [p for _, p in streams]
     for purpose in Purpose:
-        raw = philox_torch(seeds, positions, purpose, count, CPU).numpy().view(np.uint64)
-        expected = np.stack([reference(s, p, purpose, count) for s, p in streams])
+        raw = philox_torch(seeds, positions, purpose, count, CPU, draft_index).numpy().view(np.uint64)
+        expected = np.stack([reference(s, p, purpose, count, draft_index) for s, p in streams])
         assert (raw == expected).all()
         numbers = ((expected >> np.uint64(12)) + 0.5) * 2.0**-52
-        assert (uniforms(seeds, positions, purpose, count).numpy() == numbers).all()
+        made = uniforms(seeds, positions, purpose, count, draft_index=draft_index)
+        assert (made.numpy() == numbers).all()
 
 
 def test_other_devices_give_the_same_numbers() -> None:
@@ -74,7 +76,9 @@ def test_other_devices_give_the_same_numbers() -> None:
 def test_uniforms_are_never_exactly_zero_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the ends of the raw range; 53 random bits plus a half would round up to 1 there."""
 
-    def ends(seeds: np.ndarray, positions: np.ndarray, purpose: np.uint64, values: np.ndarray) -> None:
+    def ends(*streams: object) -> None:
+        *_, values = streams
+        assert isinstance(values, np.ndarray)
         values[:] = [mapped(np.uint64(0)), mapped(np.uint64(LARGEST))]
 
     monkeypatch.setattr(noise, "fill_uniforms", ends)
@@ -96,6 +100,7 @@ def test_a_stream_depends_on_its_names_only() -> None:
 def test_streams_of_different_names_are_uncorrelated() -> None:
     n = 20_000
     streams = [uniforms([3], [8], purpose, n)[0] for purpose in Purpose]
+    streams.append(uniforms([3], [8], Purpose.DRAFT_DRAW, n, draft_index=1)[0])
     streams += [uniforms([4], [8], Purpose.COUPLED, n)[0], uniforms([3], [9], Purpose.COUPLED, n)[0]]
     correlation = torch.corrcoef(torch.stack(streams)) - torch.eye(len(streams))
     assert float(correlation.abs().max()) < 5 / n**0.5

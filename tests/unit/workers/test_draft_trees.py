@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from draft_worker.drafters.registry import DRAFTERS
+from draft_worker.engine import DraftEngine
 from paceline.core.clock import ManualClock
+from paceline.core.config import DraftConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.messages import CloseSequence, DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, TreeShape
-from tests.sim.reference import slow_tree
+from tests.sim.reference import check_slow_tries, slow_tree
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine, own_choice
+from tests.unit.workers.test_drafter_contract import registered
 
 VOCAB = 6
 MODEL = ToyModel(VOCAB, seed=4)
@@ -43,8 +47,9 @@ class Worker:
         sampling: SamplingParams = GREEDY,
         name: str = "s",
         mode: AcceptanceMode = AcceptanceMode.COUPLED,
+        draft_index: int = 0,
     ) -> SequenceParams:
-        params = SequenceParams(sampling, mode, len(PROMPT))
+        params = SequenceParams(sampling, mode, len(PROMPT), draft_index=draft_index)
         assert not self.it.handle(OpenSequence(name, 1, PROMPT, params), 0.0)
         return params
 
@@ -363,3 +368,117 @@ def test_values_are_those_of_the_softmax_with_noise() -> None:
     expected = slow_tree(MODEL, PROMPT, params, K, TreeShape(3, 12))
     assert tree == expected
     assert np.all(np.array(tree.parents) < np.arange(tree.num_draft_tokens))
+
+
+RATIOS = AcceptanceMode.REJECTION
+
+
+@pytest.mark.parametrize("draft_index", [0, 2])
+@pytest.mark.parametrize("shape", [TreeShape(2, 5), SHAPE, TreeShape(6, 30), TreeShape(2, 1)])
+def test_a_drawn_tree_is_drawn_from_what_is_sent(shape: TreeShape, draft_index: int) -> None:
+    for seed in range(5):
+        worker = Worker()
+        sampling = SamplingParams(temperature=0.9, seed=seed)
+        params = worker.open(sampling, mode=RATIOS, draft_index=draft_index)
+        tree = worker.tree(shape=shape)
+        check_slow_tries(MODEL, PROMPT, params, tree, 0.9)
+        assert 1 <= tree.num_draft_tokens <= shape.nodes
+        assert tree.depth == min(K, shape.nodes)
+        assert max(map(tree.parents.count, range(-1, tree.num_draft_tokens))) <= shape.width
+
+
+def test_drafts_of_one_sequence_draw_different_trees() -> None:
+    trees = set()
+    for draft_index in range(4):
+        worker = Worker()
+        worker.open(WARM, mode=RATIOS, draft_index=draft_index)
+        trees.add(worker.tree().token_ids)
+    assert len(trees) == 4
+
+
+def test_trees_of_all_modes_share_passes() -> None:
+    worker = Worker()
+    drawn = worker.open(WARM, "drawn", mode=RATIOS)
+    ranked = {name: worker.open(sampling, name) for name, sampling in SAMPLINGS.items()}
+    for name in ("greedy", "drawn", "warm"):
+        worker.ask(name)
+    answers = {event.sequence_id: event.proposal for event in worker.run()}
+    check_slow_tries(MODEL, PROMPT, drawn, answers["drawn"], 0.9)
+    assert {name: answers[name] for name in ranked} == {
+        name: slow_tree(MODEL, PROMPT, params, K, SHAPE) for name, params in ranked.items()
+    }
+    assert len(worker.runner.passes) == K
+
+
+def test_drawn_tokens_that_were_accepted_are_not_fed_again() -> None:
+    worker = Worker()
+    params = worker.open(WARM, mode=RATIOS)
+    tree = worker.tree()
+    node = tree.parents.index(max(tree.parents))
+    accepted = [tree.token_ids[i] for i in tree.path_to(node)[:-1]]
+    ledger = (*PROMPT, *accepted, 0)
+    worker.runner.passes.clear()
+    check_slow_tries(MODEL, ledger, params, worker.tree(number=2, ledger=ledger), 0.9)
+    assert len(accepted) > 1
+    assert worker.runner.passes[0] == 1
+    assert worker.cached() == [*ledger]
+
+
+def test_drawn_tokens_stay_where_a_row_is_broken() -> None:
+    """Which rows break may depend on what was drawn: dropping the tree would bias what is sent of others."""
+    worker = Worker()
+    worker.open(WARM, mode=RATIOS)
+    whole = worker.tree()
+    other = Worker()
+    other.open(WARM, mode=RATIOS)
+    other.runner.spoil = lambda prefix: len(prefix) > len(PROMPT)
+    sent = other.tree()
+    assert sent.depth == 1
+    count = sent.num_draft_tokens
+    assert sent == Proposal(whole.token_ids[:count], whole.parents[:count], whole.distributions[:count])
+    assert whole.parents[count] != -1
+
+
+def test_without_room_a_chain_is_drawn_as_it_would_be_without_trees() -> None:
+    worker, other = Worker(num_blocks=2), Worker()
+    for one in (worker, other):
+        one.open(WARM, mode=RATIOS)
+    (answer,) = [*worker.ask(), *worker.run()]
+    (chain,) = [*other.ask(shape=TreeShape()), *other.run()]
+    assert answer.proposal == chain.proposal
+    assert not answer.proposal.is_tree
+
+
+DRAFTED = (5, 6, 5, 6, 7, 5, 6)
+
+
+def tree_of(name: str, mode: AcceptanceMode, ledger: tuple[int, ...]) -> Proposal:
+    """Of a drafter of the registry."""
+    drafter = registered(name)
+    config = DraftConfig(model="embedded:draft", drafter=name)
+    it = DraftEngine(drafter, config, vocabulary_size=2048, max_model_len=60, clock=ManualClock())
+    sampling = SamplingParams(temperature=0.9, seed=3)
+    it.handle(OpenSequence("s", 1, ledger, SequenceParams(sampling, mode, 3)), 0.0)
+    events = it.handle(DraftRound("s", 1, 1, len(ledger), (), 3, shape=TreeShape(3, 9)), 0.0)
+    while not events:
+        events = it.step()
+    it.handle(CloseSequence("s", 1), 0.0)
+    (event,) = events
+    assert isinstance(event, DraftProposal)
+    return event.proposal
+
+
+@pytest.mark.parametrize("mode", [AcceptanceMode.COUPLED, RATIOS])
+@pytest.mark.parametrize("name", [*DRAFTERS, "stacked:ngram+bigram"])
+def test_every_drafter_proposes_trees(name: str, mode: AcceptanceMode) -> None:
+    """A node's first child is what the same drafter says after a ledger with the node's path."""
+    tree = tree_of(name, mode, DRAFTED)
+    for node, parent in enumerate(tree.parents):
+        if parent in tree.parents[:node]:
+            continue  # a later sibling
+        path = (*(tree.token_ids[i] for i in tree.path_to(node)[:-1]),)
+        alone = tree_of(name, mode, (*DRAFTED, *path))
+        if mode is AcceptanceMode.COUPLED:
+            assert alone.token_ids[0] == tree.token_ids[node]
+        else:
+            assert alone.distributions[0] == tree.distributions[node]

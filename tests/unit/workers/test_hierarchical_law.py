@@ -79,7 +79,9 @@ def enumerated(
     """The proposal of every combination of `k` + `spare` numbers, and the rows of each pass."""
     monkeypatch.setitem(sub_drafters.SUB_DRAFTERS, "scripted", lambda: guess)
 
-    def numbers(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose, count: int) -> torch.Tensor:
+    def numbers(
+        seeds: Sequence[int], positions: Sequence[int], purpose: Purpose, count: int, *, draft_index: int
+    ) -> torch.Tensor:
         assert purpose is Purpose.DRAFT_DRAW
         return torch.tensor([of_digits(seed, count) for seed in seeds], dtype=torch.float64)
 
