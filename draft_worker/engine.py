@@ -430,7 +430,7 @@ class DraftEngine:
         held.session.finish(answer)
         if held.session.params.traceparent:
             self._trace(r, proposal.num_draft_tokens, error)
-        if draft.complete:
+        if draft.complete and not command.no_lookahead:
             self.lookahead.begin(command, held, draft)
         return [] if command.proposal_known else [answer]
 

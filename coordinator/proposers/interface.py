@@ -1,4 +1,4 @@
-"""Sources of proposals: `ContextSource` guesses from the text at once, `WorkerSource` is asked.
+"""Sources of proposals that guess from the text at once; a draft worker is asked instead (drafts.py).
 
 To add a context source, write a file here with a subclass of `ContextSource`, and add a line in registry.py.
 Sources never change a token of the output: the target judges every proposal alike.
@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coordinator.sequence.ledger import Ledger
-from paceline.core.messages import DraftCommand
-from paceline.core.types import CHAIN, Proposal, SequenceParams, TreeShape, Verdict
+from paceline.core.types import Proposal, Verdict
 
 Evidence = tuple[str, int]
 """Evidence of a guess: its source and its grade."""
@@ -74,30 +72,3 @@ class ContextSource(Protocol):
     def close(self, tokens: Sequence[int]) -> None:
         """The sequence has come to its end with these tokens. A source may share them with later ones."""
         del tokens
-
-
-class WorkerSource(Protocol):
-    """A source in another process. Its proposal or failure comes as an event of the round."""
-
-    @property
-    def name(self) -> str:
-        """Name in metrics, spans and settings."""
-
-    def usable(self, round_number: int) -> bool:
-        """False while its worker is gone or paused after failures."""
-
-    def unread(self, ledger: Ledger) -> int:
-        """Number of ledger tokens that the worker may have to read before it can draft."""
-
-    def ask(
-        self,
-        ledger: Ledger,
-        params: SequenceParams,
-        round_number: int,
-        num_draft: int,
-        shape: TreeShape = CHAIN,
-    ) -> Sequence[DraftCommand]:
-        """The commands that ask for a proposal."""
-
-    def lose(self) -> None:
-        """The worker is gone, with all of its state."""

@@ -58,6 +58,8 @@ class Machines:
             target_max_len=info.max_model_len,
             sources=make_sources(sources, self._setting(asked, params)),
             asks_draft=asked.drafter in (None, DRAFT),
+            num_drafts=trees.drafts,
+            max_tree_nodes=trees.nodes,
             draft_params=replace(params, sampling=asked.draft_sampling(sampling)),
             phase=Phase.DONE if ledger.ended else Phase.NEW,
         )

@@ -5,8 +5,8 @@ in which nothing fails. This module maps events to steps and handles failures:
 
 | event | reaction of the sequence |
 |---|---|
-| the draft worker fails, hangs or is gone | the round goes on with an empty proposal |
-| a proposal is late whose time depends on its tokens, in ratio modes | the draft is asked again |
+| a draft worker fails, hangs or is gone | the round goes on without its proposal |
+| a proposal is late whose time may depend on its tokens, in ratio modes | the draft is asked again |
 | the target worker is gone | STALLED until a target is ready; then it is reopened, epoch + 1 |
 | that happens `MAX_LOSSES` times in one round | the sequence fails, because its round may crash targets |
 | the target worker is late but answers others | the round is sent again, or goes to another target worker |
@@ -21,10 +21,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.round.present_round import NOTHING
+from coordinator.proposers.remote_draft import RemoteDraft
 from coordinator.round.state import RoundState
 from coordinator.round.steps import Steps
-from coordinator.sequence.messages import Action, Event, FromDraft, FromTarget, Phase, Signal, TargetHangs
+from coordinator.sequence.messages import (
+    Action,
+    DraftLeft,
+    DraftLost,
+    DraftReady,
+    Event,
+    FromDraft,
+    FromTarget,
+    Phase,
+    Signal,
+    TargetHangs,
+)
 from paceline.core.errors import (
     FailedPreconditionError,
     InternalError,
@@ -65,16 +76,12 @@ class RoundMachine:
         match event:
             case Signal():
                 return self._signal(event, now)
-            case DraftProposal():
-                return self.steps.on_proposal(event, now)
-            case Continuations():
-                return self.steps.on_continuations(event)
+            case FromDraft() | DraftReady() | DraftLost() | DraftLeft():
+                return self._draft_event(state.drafts[event.draft], event, now)
             case RoundVerdict():
                 return self.steps.on_verdict(event, now)
             case PromptLogprobs():
                 return self.steps.on_prompt_logprobs(event, now)
-            case FromDraft():
-                return self._on_draft_failure(event.failure, now)
             case FromTarget():
                 return self._on_target_failure(event.failure, now)
 
@@ -91,9 +98,6 @@ class RoundMachine:
             case Signal.CLIENT_CAUGHT_UP:
                 state.client_behind = False
                 return self.steps.begin(now) if state.phase is Phase.PAUSED else []
-            case Signal.DRAFT_LOST:
-                state.draft.lose()
-                return self.steps.verify(NOTHING, now) if state.phase is Phase.DRAFTING else []
             case Signal.DEADLINE:
                 return self._on_deadline(now)
             case Signal.CANCEL:
@@ -113,35 +117,49 @@ class RoundMachine:
                 return state.ask_again(now)
             case Signal.TARGET_LEFT:
                 return state.leave_target(now)
-            case Signal.DRAFT_LEFT:
-                return [*state.close_draft(), *self._signal(Signal.DRAFT_LOST, now)]
-            case Signal.DRAFT_READY:
-                state.draft.arrive()
             case Signal.CLIENT_BEHIND:
                 state.client_behind = True
         return []
 
-    def _on_draft_failure(self, failure: SequenceFailed, now: float) -> list[Action]:
-        """Handle an error from the draft worker. It costs speed only."""
+    def _draft_event(
+        self, draft: RemoteDraft, event: FromDraft | DraftReady | DraftLost | DraftLeft, now: float
+    ) -> list[Action]:
+        match event:
+            case FromDraft(event=DraftProposal() as proposal):
+                return self.steps.on_proposal(draft, proposal, now)
+            case FromDraft(event=Continuations() as continuations):
+                return self.steps.on_continuations(draft, continuations)
+            case FromDraft(event=SequenceFailed() as failure):
+                return self._on_draft_failure(draft, failure, now)
+            case DraftReady():
+                draft.arrive()
+                return []
+            case _:
+                closing = self.state.close_draft(draft) if isinstance(event, DraftLeft) else []
+                draft.lose()
+                return [*closing, *self.steps.leave_out(draft, now)]
+
+    def _on_draft_failure(self, draft: RemoteDraft, failure: SequenceFailed, now: float) -> list[Action]:
+        """Handle an error from a draft worker. It costs speed only."""
         state = self.state
-        if failure.epoch != state.draft.epoch or failure.round not in (0, state.round):
+        if failure.epoch != draft.epoch or failure.round not in (0, state.round):
             return []
-        drafting = state.phase is Phase.DRAFTING
+        awaited = draft.wanted is not None
         match failure.error:
             case NotFoundError() | StaleEpochError():
-                state.draft.open = False
+                draft.open = False
             case FailedPreconditionError(known_length=known):
-                state.draft.behind(known, state.ledger)
+                draft.behind(known, state.ledger)
             case _:
                 # The sequence is closed explicitly, because the worker still holds its blocks.
-                closing = state.close_draft()
-                return [*closing, *(self.steps.go_on_without_draft(now) if drafting else [])]
-        if not drafting:
+                closing = state.close_draft(draft)
+                return [*closing, *(self.steps.go_on_without(draft, now) if awaited else [])]
+        if not awaited:
             return []
-        if state.draft.retried:
-            return self.steps.go_on_without_draft(now)
-        state.draft.retried = True
-        return self.steps.ask_draft(now)
+        if draft.retried:
+            return self.steps.go_on_without(draft, now)
+        draft.retried = True
+        return self.steps.ask([draft], now)
 
     def _on_target_failure(self, failure: SequenceFailed, now: float) -> list[Action]:
         state = self.state
@@ -187,7 +205,7 @@ class RoundMachine:
             return []
         match state.phase:
             case Phase.DRAFTING:
-                return self.steps.on_late_draft(now)
+                return self.steps.on_late_drafts(now)
             case Phase.VERIFYING:
                 return [TargetHangs()]
             case _:

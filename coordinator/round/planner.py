@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.proposers.interface import ContextSource, Guess, WorkerSource
+from coordinator.proposers.drafts import Drafts
+from coordinator.proposers.interface import ContextSource, Guess
 from coordinator.round.present_round import PresentRound
 from coordinator.sequence.ledger import Ledger
 from coordinator.sequence.validation import shortened
 from coordinator.speculation.policy import Policy
+from paceline.core import limits
 from paceline.core.types import CHAIN, Outcome, Proposal, TreeShape, Verdict
 
 
@@ -22,7 +24,7 @@ class Planner:
     """Plans the rounds of one sequence."""
 
     ledger: Ledger
-    draft: WorkerSource
+    drafts: Drafts
     policy: Policy
     """Chooses K."""
     sources: Sequence[ContextSource]
@@ -30,14 +32,14 @@ class Planner:
     """Maximum number of draft tokens per round; with 0 no draft worker is needed."""
     vocabulary_size: int
     target_max_len: int
-    draft_max_len: int = 0
+    max_tree_nodes: int = limits.MAX_TREE_NODES
+    """Most draft tokens of a round with a tree or with several drafts."""
     takes_trees: bool = False
     """True if the request's acceptance rule accepts trees."""
-    target_max_nodes: int = 0
-    draft_max_nodes: int = 0
-    """Nodes of the largest tree that each worker takes; 0 for chains only."""
     asks_draft: bool = True
     """False if the request names a context source as its only source."""
+    target_max_nodes: int = 0
+    """Nodes of the largest tree that the target takes; 0 for chains only."""
     chosen: int = 0
     """The policy's last choice of K; a round may have room for fewer draft tokens."""
 
@@ -46,7 +48,7 @@ class Planner:
 
         A tree counts by its depth: the tokens of other paths are never committed.
         """
-        return min(self.room_on_target(more), self.draft_max_len - len(self.ledger) - more + 1)
+        return min(self.room_on_target(more), self.drafts.room(len(self.ledger) + more))
 
     def room_on_target(self, more: int = 0) -> int:
         """The same for a proposal from a context source, which the draft's maximum length does not limit."""
@@ -58,26 +60,35 @@ class Planner:
         The first round has K = 0: its target pass prefills the prompt, and drafting must not delay the first
         token. The last rounds have a smaller K: tokens past `max_tokens` or a model's length are wasted.
         """
-        if round_number == 1 or not self.drafts(round_number):
+        if round_number == 1 or not self.asks(round_number):
             return 0
         room = max(0, self.room())
-        return min(planned if planned is not None else self._choose(room), room)
+        return min(planned if planned is not None else self._choose(room, round_number), room)
 
     def wanted_next(self, round_number: int) -> int:
         """Choose K of the next round. The verdict on the present round adds at least one token."""
-        return self._choose(max(0, self.room(1))) if self.drafts(round_number + 1) else 0
+        number = round_number + 1
+        return self._choose(max(0, self.room(1)), number) if self.asks(number) else 0
 
-    def drafts(self, round_number: int) -> bool:
-        """True if the draft can be asked in this round."""
-        return self.asks_draft and self.draft.usable(round_number)
+    def asks(self, round_number: int) -> bool:
+        """True if a draft can be asked in this round."""
+        return self.asks_draft and self.drafts.usable(round_number)
 
     def shape(self, k: int) -> TreeShape:
-        """Bounds of the tree of a round with this K, which both workers and the acceptance rule allow."""
-        most = min(self.target_max_nodes, self.draft_max_nodes) if self.takes_trees else 0
+        """Bounds of the tree of a round with this K, which the target and the acceptance rule allow."""
         wanted = self.policy.shape(k)
-        if wanted.is_chain or not most:
+        if wanted.is_chain or not self.most_rows:
             return CHAIN
-        return TreeShape(wanted.width, min(wanted.nodes, most))
+        return TreeShape(wanted.width, min(wanted.nodes, self.most_rows))
+
+    def rows(self, shape: TreeShape) -> int:
+        """Most draft tokens that several drafts may propose together within `shape`; 0 if only one can."""
+        return self.most_rows if shape.is_chain else shape.nodes
+
+    @property
+    def most_rows(self) -> int:
+        """Most draft tokens of a round with a tree or with several drafts; 0 if there can be none."""
+        return min(self.max_tree_nodes, self.target_max_nodes) if self.takes_trees else 0
 
     @property
     def awaits_verdict(self) -> bool:
@@ -131,8 +142,8 @@ class Planner:
         most = min(num_wanted, self.room(outcome.num_accepted + 1))
         return shortened(proposal, most, self.vocabulary_size, known, self.shape(num_wanted))
 
-    def _choose(self, most: int) -> int:
-        unread = self.draft.unread(self.ledger)
+    def _choose(self, most: int, round_number: int) -> int:
+        unread = self.drafts.unread(self.ledger, round_number)
         self.chosen = self.policy.choose(
             min(most, self.num_speculative_tokens), unread, self.ledger.remaining
         )

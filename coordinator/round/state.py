@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 
+from coordinator.proposers.drafts import Drafts
 from coordinator.proposers.interface import ContextSource
 from coordinator.proposers.remote_draft import RemoteDraft
 from coordinator.round.next_round import NextRound
@@ -17,6 +18,7 @@ from coordinator.sequence.stats import RoundTimes, SpeculationStats
 from coordinator.sequence.validation import verdict_fits
 from coordinator.sequence.worker_view import TargetView
 from coordinator.speculation.policy import Policy
+from paceline.core import limits
 from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError
 from paceline.core.types import SequenceParams, Verdict
 
@@ -41,9 +43,12 @@ class RoundState:
     deadlines: Deadlines
     vocabulary_size: InitVar[int]
     target_max_len: InitVar[int]
-    draft_max_len: InitVar[int] = 0
     sources: InitVar[Sequence[ContextSource]] = ()
     asks_draft: InitVar[bool] = True
+    num_drafts: InitVar[int] = 1
+    """Draft workers that may propose for one round."""
+    max_tree_nodes: InitVar[int] = limits.MAX_TREE_NODES
+    """Most draft tokens of a round with a tree or with several drafts."""
     draft_params: SequenceParams | None = None
     """The parameters that the draft gets; None for those of the target."""
     phase: Phase = Phase.NEW
@@ -53,7 +58,7 @@ class RoundState:
     committed: RoundRecord | None = None
     """The last committed round. The dispatcher reads it and sets it to None."""
     target: TargetView = field(init=False)
-    draft: RemoteDraft = field(init=False)
+    drafts: Drafts = field(init=False)
     planner: Planner = field(init=False)
     present: PresentRound = field(default_factory=PresentRound)
     next: NextRound = field(default_factory=NextRound)
@@ -66,23 +71,24 @@ class RoundState:
         policy: Policy,
         vocabulary_size: int,
         target_max_len: int,
-        draft_max_len: int,
         sources: Sequence[ContextSource],
         asks_draft: bool,
+        num_drafts: int,
+        max_tree_nodes: int,
     ) -> None:
-        """Create views of two unknown workers, and pass the other arguments to the planner."""
-        self.target, self.draft = TargetView(self.sequence_id), RemoteDraft(self.sequence_id)
+        """Create views of unknown workers, and pass the other arguments to the planner."""
+        self.target, self.drafts = TargetView(self.sequence_id), Drafts.make(self.sequence_id, num_drafts)
         self.planner = Planner(
             self.ledger,
-            self.draft,
+            self.drafts,
             policy,
             sources,
             num_speculative_tokens,
             vocabulary_size,
             target_max_len,
-            draft_max_len,
+            max_tree_nodes,
             self.params.judged_as.facts.takes_trees,
-            asks_draft=asks_draft,
+            asks_draft,
         )
 
     @property
@@ -133,16 +139,17 @@ class RoundState:
         """Free both caches while the client is behind. They are recomputed after it has caught up."""
         if self.phase is not Phase.PAUSED:
             return []
-        return [*self.close_target(), *self.close_draft()]
+        return [*self.close_target(), *self.close_drafts()]
 
     def drop_proposal(self) -> None:
         """Drop this round's proposal, which the target refused.
 
-        If the draft made it, the draft is paused and its continuations are discarded: each refusal makes the
+        The drafts that made it are paused and their continuations are discarded: each refusal makes the
         target read the whole ledger again.
         """
         if self.present.drafted:
-            self.draft.pause(self.round)
+            for draft in self.drafts.proposers:
+                draft.pause(self.round)
             self.next = NextRound()
         self.present.drop_proposal()
 
@@ -183,8 +190,11 @@ class RoundState:
     def close_target(self) -> list[Action]:
         return [ToTarget(command) for command in self.target.closing()]
 
-    def close_draft(self) -> list[Action]:
-        return [ToDraft(command) for command in self.draft.closing()]
+    def close_draft(self, draft: RemoteDraft) -> list[Action]:
+        return [ToDraft(command, draft.index) for command in draft.closing()]
+
+    def close_drafts(self) -> list[Action]:
+        return [action for draft in self.drafts.views for action in self.close_draft(draft)]
 
     def finish(self, now: float, *, goes_on: bool) -> list[Action]:
         """Close after the ledger has ended. If the target `goes_on`, it has begun one more round."""
@@ -195,8 +205,8 @@ class RoundState:
         return self.close()
 
     def close(self) -> list[Action]:
-        """End the sequence and close it on both workers."""
-        actions = [*self.close_target(), *self.close_draft()]
+        """End the sequence and close it on its workers."""
+        actions = [*self.close_target(), *self.close_drafts()]
         self.phase, self.deadline = Phase.DONE, None
         self.planner.policy.on_suspend()
         return actions

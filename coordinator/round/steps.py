@@ -2,7 +2,8 @@
 
     begin -> DRAFTING -> proposal -> VERIFYING -> verdict -> commit, emit -> begin the next
 
-A context source (coordinator/proposers/) may make the proposal instead; DRAFTING is then skipped.
+A context source (coordinator/proposers/) may make the proposal instead; DRAFTING is then skipped. Several
+drafts are asked at once; the round waits for all, and their proposals are merged.
 
 During a verification the draft may send continuations, which are proposals for its likely outcomes. They are
 offered to the target. If one of these outcomes occurs, the target begins the next round by itself, with the
@@ -15,8 +16,10 @@ its tokens is emitted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator.proposers.remote_draft import RemoteDraft, Wanted
 from coordinator.round.next_round import NextRound
 from coordinator.round.present_round import NOTHING, PresentRound
 from coordinator.round.state import RoundState
@@ -48,14 +51,14 @@ class Steps:
         if guess is not None:
             present.propose(guess)
             return self.verify(present.proposal, now)
-        return self.ask_draft(now) if present.num_wanted else self.verify(NOTHING, now)
+        return self._ask_drafts(now) if present.num_wanted else self.verify(NOTHING, now)
 
     def _next_round(self, now: float) -> PresentRound:
         """Start a new PresentRound with its number and K."""
         state = self.state
         number = state.present.number + 1
         state.target.attempts = 0
-        state.draft.retried = False
+        state.drafts.begin_round()
         planned = state.next.num_wanted
         state.next = NextRound()
         wanted = state.planner.wanted_now(number, planned)
@@ -63,65 +66,90 @@ class Steps:
         state.present = PresentRound(number, wanted, shape, record=RoundRecord(number, now))
         return state.present
 
-    def ask_draft(self, now: float) -> list[Action]:
-        """Ask the draft for a proposal, and set the deadline for its answer."""
+    def _ask_drafts(self, now: float) -> list[Action]:
         state = self.state
         present = state.present
-        present.num_unread = state.draft.unread(state.ledger)
-        state.planner.policy.on_draft_request(present.num_unread)
-        state.phase, state.draft.sent_at = Phase.DRAFTING, now
-        return self._send_to_draft(now)
+        wanted, rows = Wanted(present.num_wanted, present.shape), state.planner.rows(present.shape)
+        asked = state.drafts.want(wanted, present.number, len(state.ledger), rows)
+        return self.ask(asked, now) if asked else self.verify(NOTHING, now)
 
-    def _send_to_draft(self, now: float) -> list[Action]:
+    def ask(self, drafts: Sequence[RemoteDraft], now: float) -> list[Action]:
+        """Ask drafts for what is wanted of them, and set the deadline for their answers."""
+        state = self.state
+        unread = state.present.num_unread = max(draft.unread(state.ledger) for draft in drafts)
+        state.planner.policy.on_draft_request(unread)
+        state.phase = Phase.DRAFTING
+        for draft in drafts:
+            draft.sent_at = now
+        return self._send(drafts, now)
+
+    def _send(self, drafts: Sequence[RemoteDraft], now: float) -> list[Action]:
         state = self.state
         state.deadline = now + state.deadlines.draft
-        present, params = state.present, state.params_of_draft
-        wanted = present.num_wanted, present.shape
-        asked = state.draft.ask(state.ledger, params, present.number, *wanted)
-        return [ToDraft(command) for command in asked]
+        place = state.ledger, state.params_of_draft, state.round
+        return [ToDraft(command, draft.index) for draft in drafts for command in draft.ask(*place)]
 
-    def on_late_draft(self, now: float) -> list[Action]:
-        """The draft's answer is late: go on without it, or wait on where that would change the distribution.
+    def on_late_drafts(self, now: float) -> list[Action]:
+        """Answers are late: go on without them, or wait on where that would change the distribution.
 
-        With a sub-drafter, a proposal's time depends on the tokens that are drawn. If late ones were left
-        out, the others would not be draws from the q that the target is told. So where the target judges by
-        q, the same round is sent again, in case the worker has lost it; only the loss of the worker ends the
-        wait.
+        If the time of a proposal may depend on the tokens that are drawn, and late ones were left out, the
+        others would not be draws from the q that the target is told. So where the target judges by q, the
+        same round is sent again, in case a worker has lost it; only the loss of the worker ends the wait.
         """
         state = self.state
-        if state.draft.sub_drafted and not state.params_of_draft.target_decides:
-            return self._send_to_draft(now)
-        return self.go_on_without_draft(now)
+        late = state.drafts.awaited
+        if not state.params_of_draft.target_decides and state.drafts.time_depends_on_draws:
+            return self._send(late, now)
+        for draft in late:
+            draft.pause(state.round)
+            draft.wanted = None
+        return self._once_all_have_answered(now)
 
-    def on_proposal(self, event: DraftProposal, now: float) -> list[Action]:
-        """Step 2: send the draft's proposal to the target."""
+    def on_proposal(self, draft: RemoteDraft, event: DraftProposal, now: float) -> list[Action]:
+        """Take the proposal of a draft that is awaited."""
         state = self.state
-        if not (state.phase is Phase.DRAFTING and state.draft.answers(event, state.round)):
+        wanted = draft.wanted
+        if wanted is None or not draft.answers(event, state.round):
             return []
-        waited = now - state.draft.sent_at
-        state.times.draft_answered(waited, event.timings)
-        state.present.record.drafted(waited, event.timings)
-        wanted, vocabulary_size = state.present.num_wanted, state.planner.vocabulary_size
-        if not is_sensible(event.proposal, wanted, vocabulary_size, state.present.shape):
-            return self.go_on_without_draft(now)
-        state.draft.has_read(state.ledger)
-        prefill = event.timings.prefill
-        state.planner.policy.on_proposal(event.proposal, waited, state.present.num_unread, prefill)
-        return self.verify(event.proposal, now)
+        state.present.record.drafted(now - draft.sent_at, event.timings)
+        bounds = wanted.num_draft, state.planner.vocabulary_size, wanted.shape
+        if not is_sensible(event.proposal, *bounds):
+            return self.go_on_without(draft, now)
+        draft.has_read(state.ledger)
+        state.drafts.answered(draft, event.proposal)
+        return self._once_all_have_answered(now)
 
-    def go_on_without_draft(self, now: float) -> list[Action]:
-        """Verify without a proposal, and pause the draft; each failure doubles the pause."""
+    def _once_all_have_answered(self, now: float) -> list[Action]:
+        """Step 2: if no draft is awaited any more, send what they propose together to the target."""
         state = self.state
-        state.draft.pause(state.round)
-        return self.verify(NOTHING, now)
+        if state.drafts.awaited:
+            return []
+        proposal, record = state.drafts.proposal, state.present.record
+        if record.draft is not None:  # of the last one that answered, for which the others waited
+            state.times.draft_answered(record.draft_waited, record.draft)
+            if state.drafts.has_answers:
+                times = record.draft_waited, state.present.num_unread, record.draft.prefill
+                state.planner.policy.on_proposal(proposal, *times)
+        return self.verify(proposal, now)
 
-    def on_continuations(self, event: Continuations) -> list[Action]:
+    def go_on_without(self, draft: RemoteDraft, now: float) -> list[Action]:
+        """Leave an awaited draft out of the round, and pause it; each failure doubles the pause."""
+        draft.pause(self.state.round)
+        return self.leave_out(draft, now)
+
+    def leave_out(self, draft: RemoteDraft, now: float) -> list[Action]:
+        """Await nothing of a draft any more. The round goes on with what the others propose."""
+        was_awaited, draft.wanted = draft.wanted is not None, None
+        return self._once_all_have_answered(now) if was_awaited else []
+
+    def on_continuations(self, draft: RemoteDraft, event: Continuations) -> list[Action]:
         """Offer the draft's continuations to the target, for outcomes of the verification in progress.
 
-        Late continuations are dropped.
+        Late continuations are dropped, and those of one draft among several, whose nodes are not the round's.
         """
         state = self.state
-        if not (state.phase is Phase.VERIFYING and state.draft.answers(event, state.round)):
+        expected = state.phase is Phase.VERIFYING and state.drafts.alone is draft
+        if not (expected and draft.answers(event, state.round)):
             return []
         if state.client_behind:
             return []
@@ -151,13 +179,14 @@ class Steps:
         """
         state = self.state
         guess, since = state.next.guess, state.present.record.left_target
+        draft = state.drafts.alone
         present = self._next_round(now)
         present.record.target_since = since
         present.num_wanted, present.proposal = proposal.depth, proposal
         if proposal.num_draft_tokens and guess is not None:
             present.propose(guess.cut(proposal.num_draft_tokens))
-        if present.drafted:
-            self._hit(proposal)
+        if present.drafted and draft is not None:
+            self._hit(draft, proposal)
         asked = state.target.verify(state.ledger, state.params, state.round, proposal) if late else []
         self._verifying(now, prefills=False)
         return [*map(ToTarget, asked), *self._look_ahead()]
@@ -165,23 +194,24 @@ class Steps:
     def _look_ahead(self) -> list[Action]:
         """After a hit, tell the draft to continue its branch; else offer the target the next round."""
         state = self.state
-        if not state.present.drafted:
+        draft = state.drafts.alone
+        if draft is None:
             return self._offer_next_round()
-        return [self._follow(state.present.proposal)] if state.draft.open else []
+        return [self._follow(draft, state.present.proposal)] if draft.open else []
 
-    def _hit(self, proposal: Proposal) -> None:
+    def _hit(self, draft: RemoteDraft, proposal: Proposal) -> None:
         state = self.state
-        state.draft.has_read(state.ledger)
+        state.drafts.went_on(draft, proposal)
+        draft.has_read(state.ledger)
         state.present.record.hit = True
         state.planner.policy.on_proposal(proposal, 0.0, 0)
 
-    def _follow(self, proposal: Proposal) -> Action:
+    def _follow(self, draft: RemoteDraft, proposal: Proposal) -> Action:
         """Tell the draft which branch was right. The draft drafts ahead of it and sends no proposal."""
         state = self.state
-        depth = proposal.depth
-        ahead = max(depth, state.planner.chosen)
-        known = state.ledger, state.round, depth
-        return ToDraft(state.draft.follow(*known, ahead, state.present.shape))
+        known = Wanted(proposal.depth, draft.within(state.present.shape))
+        ahead = max(known.num_draft, state.planner.chosen)
+        return ToDraft(draft.follow(state.ledger, state.round, known, ahead), draft.index)
 
     def verify(self, proposal: Proposal, now: float) -> list[Action]:
         """Send the round to the target. Without a target the sequence stalls and keeps the proposal."""
@@ -200,14 +230,14 @@ class Steps:
         return [*(ToTarget(command) for command in commands), *ahead, *self._read_ahead()]
 
     def _read_ahead(self) -> list[Action]:
-        """Let the draft prefill the prompt during the target's prefill, if the next round asks the draft."""
+        """Let drafts prefill the prompt during the target's prefill, if the next round asks them."""
         state = self.state
-        draft = state.draft
-        if state.round != 1 or draft.open or not state.planner.drafts(state.round + 1):
+        number = state.round + 1
+        if state.round != 1 or not state.planner.asks(number) or not self._wanted_next():
             return []
-        if not self._wanted_next():
-            return []
-        return [ToDraft(command) for command in draft.opening(state.ledger, state.params_of_draft)]
+        able = state.drafts.to_ask(number, len(state.ledger), state.planner.most_rows)
+        known = state.ledger, state.params_of_draft
+        return [ToDraft(command, draft.index) for draft in able for command in draft.opening(*known)]
 
     def _offer_next_round(self) -> list[Action]:
         """If the next round does not ask the draft, let the target begin that round by itself."""
@@ -243,8 +273,8 @@ class Steps:
         if not state.accepts(verdict):
             return state.fail(InternalError("the target worker's verdict does not fit its round"))
         proposal = state.present.proposal
-        if state.present.drafted:
-            state.draft.failures = 0
+        for draft in state.drafts.proposers if state.present.drafted else ():
+            draft.failures = 0
         if state.ledger.num_generated == 0:
             state.stats.cached_prompt_tokens = min(verdict.timings.cached_tokens, state.ledger.prompt_length)
         timing = None if state.present.prefills else Verification.of(waited, verdict.timings)

@@ -25,6 +25,9 @@ from coordinator.scheduling.watchdog import Silence
 from coordinator.sequence.ledger import Commit
 from coordinator.sequence.messages import (
     Action,
+    DraftLeft,
+    DraftLost,
+    DraftReady,
     Emit,
     Event,
     Fail,
@@ -211,11 +214,10 @@ class Dispatcher:
                 link.load -= 1
                 tell_all(self._observers, lambda observer: observer.worker_lost("target"))
                 self._handle(running, Signal.TARGET_LOST)
-            elif running.draft is link:
-                running.draft = None
-                link.load -= 1
+            elif link in running.drafts:
+                number = self._take_draft(running, link)
                 tell_all(self._observers, lambda observer: observer.worker_lost("draft"))
-                self._handle(running, Signal.DRAFT_LOST)
+                self._handle(running, DraftLost(number))
             if running.admitted and not running.ended:
                 self._assign(running)
 
@@ -237,11 +239,14 @@ class Dispatcher:
             if isinstance(event, RoundVerdict | PromptLogprobs):
                 self._heard[link] = self._clock()
             running = self._sequences.get(event.sequence_id)
-            if running is None or link not in (running.target, running.draft):
+            if running is None:
                 continue
-            if isinstance(event, SequenceFailed):
-                event = FromTarget(event) if link is running.target else FromDraft(event)  # noqa: PLW2901
-            self._handle(running, event)
+            if link in running.drafts:
+                self._handle(running, FromDraft(event, running.drafts.index(link)))
+                continue
+            if link is not running.target:
+                continue
+            self._handle(running, FromTarget(event) if isinstance(event, SequenceFailed) else event)
             if isinstance(event, RoundVerdict):
                 self._try_suspects()
                 if self._blocks.granted(running):
@@ -274,19 +279,14 @@ class Dispatcher:
         self._assign(running)
 
     def _assign(self, running: Running) -> None:
-        """Give a sequence a ready worker of each role that it lacks; routing.py chooses the target.
+        """Give a sequence the ready workers that it lacks; routing.py chooses the target.
 
-        The draft comes first: the target's first round then finds that there is one.
+        Drafts come first: the target's first round then finds that there are some.
         """
-        wants_draft = running.state.planner.num_speculative_tokens > 0
-        if running.draft is None and wants_draft and (draft := self._free_draft()) is not None:
-            running.draft = draft
-            draft.load += 1
-            known = draft.known or common_pb2.WorkerInfo()
-            planner = running.state.planner
-            planner.draft_max_len, planner.draft_max_nodes = known.max_model_len, known.max_tree_nodes
-            running.state.draft.sub_drafted = bool(known.sub_drafter)
-            self._handle(running, Signal.DRAFT_READY)
+        wants_drafts = running.state.planner.num_speculative_tokens > 0
+        for number, link in enumerate(running.drafts if wants_drafts else ()):
+            if link is None and (draft := self._free_draft(running, number)) is not None:
+                self._give_draft(running, number, draft)
         if running.target is None and self._suspects.holds_back(running):
             self._try_suspects()
         elif running.target is None and (target := self._nearest_target(running)) is not None:
@@ -308,19 +308,34 @@ class Dispatcher:
         if not stopping:
             return
         for running in list(self._sequences.values()):
-            if running.draft in stopping and any(link.ready for link in self.drafts):
-                self._leave_draft(running)
+            for number, link in enumerate(running.drafts):
+                if link in stopping and self._free_draft(running, number) is not None:
+                    self._leave_draft(running, link)
             if running.target in stopping and any(link.ready for link in self.targets):
                 self._leave_target(running)
 
-    def _leave_draft(self, running: Running) -> None:
+    def _leave_draft(self, running: Running, link: Link) -> None:
         """Take a sequence from a live draft and give it another one."""
-        assert running.draft is not None
-        self._handle(running, Signal.DRAFT_LEFT)
+        self._handle(running, DraftLeft(running.drafts.index(link)))
         if not running.ended:
-            running.draft.load -= 1
-            running.draft = None
+            self._take_draft(running, link)
             self._assign(running)
+
+    @staticmethod
+    def _take_draft(running: Running, link: Link) -> int:
+        """Take a draft from a sequence. Returns its place among the sequence's drafts."""
+        number = running.drafts.index(link)
+        running.drafts[number] = None
+        link.load -= 1
+        return number
+
+    def _give_draft(self, running: Running, number: int, link: Link) -> None:
+        running.drafts[number] = link
+        link.load += 1
+        draft, known = running.state.drafts[number], link.known or common_pb2.WorkerInfo()
+        draft.max_len, draft.max_nodes = known.max_model_len, known.max_tree_nodes
+        draft.sub_drafted = bool(known.sub_drafter)
+        self._handle(running, DraftReady(number))
 
     def _leave_target(self, running: Running) -> None:
         """Take a sequence from a live target and give it another one, which computes its prefix again."""
@@ -345,15 +360,24 @@ class Dispatcher:
     def _try_suspects(self) -> None:
         self._suspects.give_turns(self.targets, self._give_target)
 
-    def _free_draft(self) -> Link | None:
-        """The least loaded draft. One that may hang gets a single sequence, to find out."""
+    def _free_draft(self, running: Running, number: int) -> Link | None:
+        """A draft for this place of a sequence: of a model that the others have not, then the least loaded.
 
-        def cost(link: Link) -> tuple[bool, int, bool]:
+        A draft that may hang gets a single sequence, to find out. Where the target decides, drafts of one
+        model would propose the same: a further one of that model is not worth its time.
+        """
+        others = [link for i, link in enumerate(running.drafts) if link is not None and i != number]
+        models = {_model_of(link) for link in others}
+
+        def cost(link: Link) -> tuple[bool, bool, int, bool]:
             silence = self._silences[link]
             doubtful = silence.deadlines > 0 or silence.hang_ups > 0
-            return doubtful and link.load > 0, link.load, doubtful
+            return _model_of(link) in models, doubtful and link.load > 0, link.load, doubtful
 
-        return min((link for link in self.drafts if link.ready), key=cost, default=None)
+        free = [link for link in self.drafts if link.ready and link not in others]
+        if running.state.params.target_decides:
+            free = [link for link in free if _model_of(link) not in models]
+        return min(free, key=cost, default=None)
 
     def _handle(self, running: Running, event: Event) -> None:
         begun = self._clock()
@@ -375,9 +399,9 @@ class Dispatcher:
                 case ToTarget(command):
                     if running.target is not None:
                         running.target.send(command)
-                case ToDraft(command):
-                    if running.draft is not None:
-                        running.draft.send(command)
+                case ToDraft(command, number):
+                    if (draft := running.drafts[number]) is not None:
+                        draft.send(command)
                 case Emit(emitted):
                     commit = emitted
                 case Fail(error):
@@ -430,16 +454,17 @@ class Dispatcher:
             self._handle(running, Signal.CLIENT_BEHIND)
 
     def _deadline_passed(self, running: Running, deadline: float) -> None:
-        """Tell the machine, and start the draft's link over if the draft seems to hang.
+        """Tell the machine, and start the links of late drafts over that seem to hang.
 
         A draft that hangs loses all its sequences and is ready again once its engine answers. A draft that is
         late for this sequence alone is only paused, by the round machine.
         """
-        draft = running.draft if running.state.phase is Phase.DRAFTING else None
+        late = [running.drafts[draft.index] for draft in running.state.drafts.awaited]
         self._handle(running, Signal.DEADLINE)
         sent_at = deadline - running.state.deadlines.draft
-        if draft is not None and self._silences[draft].is_too_long(sent_at, deadline):
-            draft.hang_up()
+        for link in filter(None, late):
+            if self._silences[link].is_too_long(sent_at, deadline):
+                link.hang_up()
 
     def _late(self, running: Running) -> None:
         """A target did not answer in time. Find out whether it hangs.
@@ -470,9 +495,9 @@ class Dispatcher:
             return
         self._suspects.forget(running)
         target = running.target
-        for link in filter(None, (target, running.draft)):
+        for link in filter(None, (target, *running.drafts)):
             link.load -= 1
-        running.target = running.draft = None
+        running.target, running.drafts = None, [None] * len(running.drafts)
         self._admission.leave(running)
         tell_all(self._observers, lambda observer: observer.sequence_ended(running, self._clock()))
         if target is not None:
@@ -480,3 +505,9 @@ class Dispatcher:
             self._blocks.wake_oldest(target)
         self._try_suspects()
         self._admit()
+
+
+def _model_of(link: Link) -> str:
+    """Distinguishes the models of drafts; one without weights is known by its address."""
+    fingerprint = link.known.model_fingerprint if link.known is not None else ""
+    return fingerprint or link.address

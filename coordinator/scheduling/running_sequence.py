@@ -28,7 +28,8 @@ class Running:
 
     machine: RoundMachine
     target: Link | None = None
-    draft: Link | None = None
+    drafts: list[Link | None] = field(init=False)
+    """The worker at each place among the sequence's drafts."""
     admitted: bool = False
     order: int = 0
     """Order of arrival: the oldest sequence has the smallest number."""
@@ -59,6 +60,7 @@ class Running:
 
     def __post_init__(self) -> None:
         self.received = self.state.ledger.num_generated
+        self.drafts = [None] * len(self.state.drafts.views)
 
     @property
     def state(self) -> RoundState:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from coordinator.sequence.ledger import Commit
 from paceline.core.errors import PacelineError, ResourceExhaustedError
 from paceline.core.messages import (
-    Continuations,
     DraftCommand,
-    DraftProposal,
+    DraftEvent,
     PromptLogprobs,
     RoundVerdict,
     SequenceFailed,
@@ -39,9 +38,11 @@ class ToTarget:
 
 @dataclass(frozen=True, slots=True)
 class ToDraft:
-    """Send to the sequence's draft worker."""
+    """Send to a draft worker of the sequence."""
 
     command: DraftCommand
+    draft: int = 0
+    """Which of the sequence's drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,6 @@ class Signal(enum.Enum):
     """Events without content."""
 
     ADMITTED = "admitted to run"
-    DRAFT_READY = "a draft worker is available"
-    DRAFT_LOST = "the draft worker is gone"
-    DRAFT_LEFT = "the draft worker is stopping, and another one takes the sequence"
     TARGET_READY = "a target worker is available"
     TARGET_LOST = "the target worker is gone"
     TARGET_LATE = "the target worker is late but answers others, and is kept"
@@ -95,10 +93,33 @@ class Signal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class FromDraft:
-    """The draft worker refused or failed something."""
+class DraftReady:
+    """A draft worker is available."""
 
-    failure: SequenceFailed
+    draft: int = 0
+    """Which of the sequence's drafts it is, as in the events below."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLost:
+    """A draft worker is gone."""
+
+    draft: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLeft:
+    """A draft worker is stopping, and another one takes the sequence."""
+
+    draft: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FromDraft:
+    """A draft worker answered, or refused or failed something."""
+
+    event: DraftEvent
+    draft: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +129,7 @@ class FromTarget:
     failure: SequenceFailed
 
 
-Event = Signal | DraftProposal | Continuations | RoundVerdict | PromptLogprobs | FromDraft | FromTarget
+Event = Signal | DraftReady | DraftLost | DraftLeft | FromDraft | RoundVerdict | PromptLogprobs | FromTarget
 
 
 @dataclass(frozen=True, slots=True)

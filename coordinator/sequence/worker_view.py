@@ -6,8 +6,9 @@ round is sent again (docs/protocol.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from coordinator.sequence.ledger import Ledger
 from paceline.core.messages import (
@@ -28,6 +29,8 @@ class WorkerView:
     """One worker, as one sequence sees it."""
 
     sequence_id: str
+    epochs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """Numbers for the openings of the sequence, ascending."""
     ready: bool = False
     """True if a worker is assigned and reachable."""
     open: bool = False
@@ -55,7 +58,7 @@ class WorkerView:
         """The command that opens the sequence on the worker, if it is not open."""
         if self.open:
             return []
-        self.epoch += 1
+        self.epoch = next(self.epochs)
         self.open, self.known = True, len(ledger)
         return [OpenSequence(self.sequence_id, self.epoch, tuple(ledger.token_ids), params)]
 

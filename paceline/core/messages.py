@@ -78,6 +78,8 @@ class DraftRound:
     """The sender already has the proposal from a continuation and expects no answer."""
     shape: TreeShape = CHAIN
     """Bounds of the tree; a chain by default."""
+    no_lookahead: bool = False
+    """The sender uses no continuations of this round: nothing is drafted ahead of its verdict."""
 
 
 @dataclass(frozen=True, slots=True)

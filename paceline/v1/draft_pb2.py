@@ -26,7 +26,7 @@ from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 from paceline.v1 import target_pb2 as paceline_dot_v1_dot_target__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/draft.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\x1a\x18paceline/v1/target.proto\"\"\n DraftServiceGetWorkerInfoRequest\"J\n!DraftServiceGetWorkerInfoResponse\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.paceline.v1.WorkerInfo\";\n\x0c\x44raftRequest\x12+\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x19.paceline.v1.DraftCommand\"\xb8\x01\n\x0c\x44raftCommand\x12\x37\n\ropen_sequence\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.OpenDraftSequenceH\x00\x12.\n\x0b\x64raft_round\x18\x02 \x01(\x0b\x32\x17.paceline.v1.DraftRoundH\x00\x12\x34\n\x0e\x63lose_sequence\x18\x03 \x01(\x0b\x32\x1a.paceline.v1.CloseSequenceH\x00\x42\t\n\x07\x63ommand\"w\n\x11OpenDraftSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x06params\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SequenceParams\"\xe8\x01\n\nDraftRound\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x04 \x01(\r\x12\x16\n\x0e\x63ommitted_tail\x18\x05 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x06 \x01(\r\x12\x1c\n\x14num_lookahead_tokens\x18\x07 \x01(\r\x12\x16\n\x0eproposal_known\x18\x08 \x01(\x08\x12\x12\n\ntree_width\x18\t \x01(\r\x12\x16\n\x0emax_tree_nodes\x18\n \x01(\r\"8\n\rDraftResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.paceline.v1.DraftEvent\"\xa7\x01\n\nDraftEvent\x12.\n\x08proposal\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.DraftProposalH\x00\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.SequenceErrorH\x00\x12\x33\n\rcontinuations\x18\x03 \x01(\x0b\x32\x1a.paceline.v1.ContinuationsH\x00\x42\x07\n\x05\x65vent\"\xc4\x01\n\rDraftProposal\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x04 \x01(\r\x12\'\n\x08proposal\x18\x05 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12%\n\x07timings\x18\x07 \x01(\x0b\x32\x14.paceline.v1.Timings\"\x89\x01\n\rContinuations\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x04 \x01(\r\x12\x30\n\rcontinuations\x18\x05 \x03(\x0b\x32\x19.paceline.v1.Continuation2\xc2\x01\n\x0c\x44raftService\x12n\n\rGetWorkerInfo\x12-.paceline.v1.DraftServiceGetWorkerInfoRequest\x1a..paceline.v1.DraftServiceGetWorkerInfoResponse\x12\x42\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/draft.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\x1a\x18paceline/v1/target.proto\"\"\n DraftServiceGetWorkerInfoRequest\"J\n!DraftServiceGetWorkerInfoResponse\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.paceline.v1.WorkerInfo\";\n\x0c\x44raftRequest\x12+\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x19.paceline.v1.DraftCommand\"\xb8\x01\n\x0c\x44raftCommand\x12\x37\n\ropen_sequence\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.OpenDraftSequenceH\x00\x12.\n\x0b\x64raft_round\x18\x02 \x01(\x0b\x32\x17.paceline.v1.DraftRoundH\x00\x12\x34\n\x0e\x63lose_sequence\x18\x03 \x01(\x0b\x32\x1a.paceline.v1.CloseSequenceH\x00\x42\t\n\x07\x63ommand\"w\n\x11OpenDraftSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x06params\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SequenceParams\"\xfe\x01\n\nDraftRound\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x04 \x01(\r\x12\x16\n\x0e\x63ommitted_tail\x18\x05 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x06 \x01(\r\x12\x1c\n\x14num_lookahead_tokens\x18\x07 \x01(\r\x12\x16\n\x0eproposal_known\x18\x08 \x01(\x08\x12\x12\n\ntree_width\x18\t \x01(\r\x12\x16\n\x0emax_tree_nodes\x18\n \x01(\r\x12\x14\n\x0cno_lookahead\x18\x0b \x01(\x08\"8\n\rDraftResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.paceline.v1.DraftEvent\"\xa7\x01\n\nDraftEvent\x12.\n\x08proposal\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.DraftProposalH\x00\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.SequenceErrorH\x00\x12\x33\n\rcontinuations\x18\x03 \x01(\x0b\x32\x1a.paceline.v1.ContinuationsH\x00\x42\x07\n\x05\x65vent\"\xc4\x01\n\rDraftProposal\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x04 \x01(\r\x12\'\n\x08proposal\x18\x05 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12%\n\x07timings\x18\x07 \x01(\x0b\x32\x14.paceline.v1.Timings\"\x89\x01\n\rContinuations\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x04 \x01(\r\x12\x30\n\rcontinuations\x18\x05 \x03(\x0b\x32\x19.paceline.v1.Continuation2\xc2\x01\n\x0c\x44raftService\x12n\n\rGetWorkerInfo\x12-.paceline.v1.DraftServiceGetWorkerInfoRequest\x1a..paceline.v1.DraftServiceGetWorkerInfoResponse\x12\x42\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,15 +44,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENDRAFTSEQUENCE']._serialized_start=452
   _globals['_OPENDRAFTSEQUENCE']._serialized_end=571
   _globals['_DRAFTROUND']._serialized_start=574
-  _globals['_DRAFTROUND']._serialized_end=806
-  _globals['_DRAFTRESPONSE']._serialized_start=808
-  _globals['_DRAFTRESPONSE']._serialized_end=864
-  _globals['_DRAFTEVENT']._serialized_start=867
-  _globals['_DRAFTEVENT']._serialized_end=1034
-  _globals['_DRAFTPROPOSAL']._serialized_start=1037
-  _globals['_DRAFTPROPOSAL']._serialized_end=1233
-  _globals['_CONTINUATIONS']._serialized_start=1236
-  _globals['_CONTINUATIONS']._serialized_end=1373
-  _globals['_DRAFTSERVICE']._serialized_start=1376
-  _globals['_DRAFTSERVICE']._serialized_end=1570
+  _globals['_DRAFTROUND']._serialized_end=828
+  _globals['_DRAFTRESPONSE']._serialized_start=830
+  _globals['_DRAFTRESPONSE']._serialized_end=886
+  _globals['_DRAFTEVENT']._serialized_start=889
+  _globals['_DRAFTEVENT']._serialized_end=1056
+  _globals['_DRAFTPROPOSAL']._serialized_start=1059
+  _globals['_DRAFTPROPOSAL']._serialized_end=1255
+  _globals['_CONTINUATIONS']._serialized_start=1258
+  _globals['_CONTINUATIONS']._serialized_end=1395
+  _globals['_DRAFTSERVICE']._serialized_start=1398
+  _globals['_DRAFTSERVICE']._serialized_end=1592
 # @@protoc_insertion_point(module_scope)

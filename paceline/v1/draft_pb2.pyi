@@ -155,6 +155,7 @@ class DraftRound(_message.Message):
     PROPOSAL_KNOWN_FIELD_NUMBER: _builtins.int
     TREE_WIDTH_FIELD_NUMBER: _builtins.int
     MAX_TREE_NODES_FIELD_NUMBER: _builtins.int
+    NO_LOOKAHEAD_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -169,6 +170,8 @@ class DraftRound(_message.Message):
     """Most children of a node. 0 or 1: a chain."""
     max_tree_nodes: _builtins.int
     """Most tries of a tree, before those of one node are merged. 0 for a chain."""
+    no_lookahead: _builtins.bool
+    """The sender uses no continuations of this round: the worker drafts nothing ahead of its verdict."""
     @_builtins.property
     def committed_tail(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ledger's last tokens, as many as the sender believes the worker lacks."""
@@ -186,10 +189,11 @@ class DraftRound(_message.Message):
         proposal_known: _builtins.bool = ...,
         tree_width: _builtins.int = ...,
         max_tree_nodes: _builtins.int = ...,
+        no_lookahead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "committed_tail", b"committed_tail", "epoch", b"epoch", "max_tree_nodes", b"max_tree_nodes", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_tokens", b"num_lookahead_tokens", "proposal_known", b"proposal_known", "round", b"round", "sequence_id", b"sequence_id", "tree_width", b"tree_width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "committed_tail", b"committed_tail", "epoch", b"epoch", "max_tree_nodes", b"max_tree_nodes", "no_lookahead", b"no_lookahead", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_tokens", b"num_lookahead_tokens", "proposal_known", b"proposal_known", "round", b"round", "sequence_id", b"sequence_id", "tree_width", b"tree_width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,7 @@ import pytest
 from harness import chi_square
 from harness.tiers import mostly_full
 
+from coordinator.proposers.drafts import Drafts
 from coordinator.round.steps import Steps
 from coordinator.sequence.round_record import PROMPT_LOOKUP
 from coordinator.sequence.stats import SpeculationStats
@@ -200,7 +201,7 @@ def test_late_hierarchical_drafts_keep_the_distribution(mode: AcceptanceMode) ->
     """How long a proposal takes depends on its tokens, and none is left out for being late."""
     world = simulate(mode, first_seed=130_000, sub_drafter="ngram")
     check_speculation(world)
-    assert all(client.running.state.draft.failures == 0 for client in world.clients if client.running)
+    assert all(client.running.state.drafts[0].failures == 0 for client in world.clients if client.running)
     assert p_value(world) > LEVEL
 
 
@@ -209,7 +210,7 @@ def test_late_hierarchical_drafts_keep_the_distribution(mode: AcceptanceMode) ->
 def test_leaving_out_late_hierarchical_drafts_is_noticed(
     monkeypatch: pytest.MonkeyPatch, mode: AcceptanceMode
 ) -> None:
-    monkeypatch.setattr(Steps, "on_late_draft", Steps.go_on_without_draft)
+    monkeypatch.setattr(Drafts, "time_depends_on_draws", False)
     assert p_value(simulate(mode, n=2500, first_seed=130_000, sub_drafter="ngram")) < LEVEL
 
 

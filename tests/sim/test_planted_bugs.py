@@ -13,6 +13,7 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from coordinator.proposers.remote_draft import RemoteDraft
 from coordinator.round.machine import RoundMachine
 from coordinator.round.next_round import NextRound
 from coordinator.round.state import RoundState
@@ -432,8 +433,8 @@ def test_catches_an_unfenced_epoch(monkeypatch: pytest.MonkeyPatch, what: str) -
 
 @pytest.mark.planted
 def test_catches_a_failed_draft_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(self: RoundState) -> list[Action]:
-        self.draft.open = False
+    def forget(self: RoundState, draft: RemoteDraft) -> list[Action]:
+        draft.open = False
         return []
 
     monkeypatch.setattr(RoundState, "close_draft", forget)

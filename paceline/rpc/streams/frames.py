@@ -135,6 +135,7 @@ def draft_request(commands: Iterable[DraftCommand]) -> draft_pb2.DraftRequest:
                         proposal_known=command.proposal_known,
                         tree_width=0 if command.shape.is_chain else command.shape.width,
                         max_tree_nodes=0 if command.shape.is_chain else command.shape.nodes,
+                        no_lookahead=command.no_lookahead,
                     )
                 )
             case CloseSequence():
@@ -276,6 +277,7 @@ def _draft_round(message: draft_pb2.DraftRound) -> DraftRound | SequenceFailed:
         message.num_lookahead_tokens,
         message.proposal_known,
         shape,
+        message.no_lookahead,
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.sequence.ledger import Commit
-from coordinator.sequence.messages import Action, Emit, Phase, Signal, ToDraft
+from coordinator.sequence.messages import Action, DraftReady, Emit, Phase, Signal, ToDraft
 from coordinator.telemetry.metrics import Metrics
 from paceline.core.messages import DraftRound, RoundVerdict
 from paceline.core.types import TokenOrigin, Verdict
@@ -78,7 +78,7 @@ class Counted:
 @given(st.data(), st.integers(0, 5), samplings)
 def test_every_count_is_of_committed_tokens(data: st.DataObject, k: int, sampling: dict[str, Any]) -> None:
     of = Counted(data, k, sampling)
-    of.take(of.it(Signal.DRAFT_READY))
+    of.take(of.it(DraftReady()))
     of.take(of.it(Signal.TARGET_READY))
     stays = of.draw(1, 12)
     while of.it.phase is not Phase.DONE and len(of.rounds) < stays:

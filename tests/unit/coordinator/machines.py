@@ -51,14 +51,20 @@ def make_machine(
     vocabulary: int = 20,
     deadline: float | None = None,
     choice: int = 0,
+    drafts: int = 1,
     **sampling: Any,
 ) -> RoundMachine:
     """In coupled mode, with a fixed K."""
     ledger = make_ledger(prompt, eos=eos, max_model_len=max_model_len, choice=choice, **sampling)
     params = SequenceParams(SamplingParams(**({"seed": 1} | sampling)), AcceptanceMode.COUPLED, len(prompt))
     policy = FixedLength(Controller(k), k)
-    lengths = (vocabulary, max_model_len, draft_max_len)
-    return RoundMachine(RoundState(name, ledger, params, k, policy, DEADLINES, *lengths, deadline=deadline))
+    lengths = (vocabulary, max_model_len)
+    state = RoundState(
+        name, ledger, params, k, policy, DEADLINES, *lengths, deadline=deadline, num_drafts=drafts
+    )
+    for draft in state.drafts.views:
+        draft.max_len = draft_max_len
+    return RoundMachine(state)
 
 
 def make_call(

@@ -113,8 +113,8 @@ class Service:
         state = running.state
         number, base = of_round or state.round, len(state.ledger)
         proposal = Proposal((7, 8, 9))
-        event = DraftProposal(state.sequence_id, state.draft.epoch, number, base, proposal, base + 2)
-        self.it.link_events(running.draft, [event])
+        event = DraftProposal(state.sequence_id, state.drafts[0].epoch, number, base, proposal, base + 2)
+        self.it.link_events(running.drafts[0], [event])
 
     def draft_round(self, *runnings: Running) -> None:
         """Each goes on until it waits for its draft; its target answers at once."""

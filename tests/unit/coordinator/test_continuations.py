@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.sequence.messages import Emit, FromDraft, Phase, Signal, ToDraft, ToTarget
+from coordinator.sequence.messages import DraftLost, Emit, FromDraft, Phase, Signal, ToDraft, ToTarget
 from paceline.core.errors import InternalError, NotFoundError
 from paceline.core.messages import (
     CloseSequence,
@@ -157,7 +157,7 @@ def test_nothing_begins_ahead_while_the_client_is_behind() -> None:
 def test_a_round_begun_ahead_survives_losing_both_workers() -> None:
     it = foreseen(6, 6, 6)
     judged(it, 7, 5, went_on_with=3)
-    it(Signal.DRAFT_LOST)
+    it(DraftLost())
     it(Signal.TARGET_LOST)
     opening, verify = sent(it(Signal.TARGET_READY))
     assert opening.token_ids[-2:] == (7, 5)
@@ -240,7 +240,7 @@ def test_invalid_continuations_are_no_hit(proposal: Proposal) -> None:
 
 def test_an_offered_proposal_is_judged_after_losing_the_draft() -> None:
     it = foreseen(6, 6, 6)
-    it(Signal.DRAFT_LOST)
+    it(DraftLost())
     (command,) = sent(it.judge(7, 5))
     assert isinstance(command, VerifyRound)
     assert command.proposal == Proposal((6, 6, 6))

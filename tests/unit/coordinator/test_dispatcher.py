@@ -32,7 +32,7 @@ def test_a_sequence_gets_the_least_loaded_workers() -> None:
     first, second, third = service.submit(), service.submit(), service.submit(k=0)
     _, one, two = service.targets
     assert [r.target for r in (first, second, third)] == [one, two, one]
-    assert [r.draft for r in (first, second, third)] == [*service.drafts, None]
+    assert [r.drafts[0] for r in (first, second, third)] == [*service.drafts, None]
     assert [link.load for link in (*service.targets, *service.drafts)] == [0, 2, 1, 1, 1]
 
 
@@ -462,7 +462,7 @@ def test_a_round_goes_on_after_losing_its_draft() -> None:
     service.answer(running, 5)
     service.lose(draft)
     assert service.target.types == [OpenSequence, VerifyRound, VerifyRound]
-    assert (running.draft, draft.load) == (None, 0)
+    assert (running.drafts[0], draft.load) == (None, 0)
 
 
 def test_a_silent_drafts_sequences_move_to_another() -> None:
@@ -470,7 +470,7 @@ def test_a_silent_drafts_sequences_move_to_another() -> None:
     service = Service(drafts=2)
     hung, sound = service.drafts
     one, other, two = service.begin(3)
-    assert [running.draft for running in (one, other, two)] == [hung, sound, hung]
+    assert [running.drafts[0] for running in (one, other, two)] == [hung, sound, hung]
     service.deadline(one, two)
     assert (hung.hung_up, sound.hung_up) == (0, 0), "it may be reading a long prompt"
     service.draft_round(other)
@@ -478,7 +478,7 @@ def test_a_silent_drafts_sequences_move_to_another() -> None:
     service.deadline(one, two)
     assert (hung.hung_up, sound.hung_up) == (1, 0)
     service.lose(hung)
-    assert [running.draft for running in (one, other, two)] == [sound] * 3
+    assert [running.drafts[0] for running in (one, other, two)] == [sound] * 3
     for running in (one, two):
         service.draft_round(running)
         service.propose(running)
@@ -490,14 +490,14 @@ def test_a_draft_late_for_one_sequence_stays_connected() -> None:
     service = Service(drafts=2)
     draft = service.drafts[0]
     late, _, lively = service.begin(3, max_tokens=40)
-    assert late.draft is lively.draft is draft
+    assert late.drafts[0] is lively.drafts[0] is draft
     for _ in range(4):
         service.draft_round(late, lively)
         service.clock.now += 0.1
         service.propose(lively)
         service.answer(lively, 7, 8, 9, 5)
         service.after(0.9)
-    assert (draft.hung_up, late.draft) == (0, draft)
+    assert (draft.hung_up, late.drafts[0]) == (0, draft)
     assert late.state.phase is Phase.VERIFYING
 
 
@@ -562,17 +562,17 @@ def test_a_suspected_draft_gets_one_trial_sequence() -> None:
     doubtful, sound = service.drafts
     first = service.submit()
     service.deadline(first)
-    assert service.submit().draft is sound, "one deadline is reason enough"
+    assert service.submit().drafts[0] is sound, "one deadline is reason enough"
     service.deadline(first)
     assert doubtful.hung_up == 1
     service.start_over(doubtful)
-    assert (first.draft, doubtful.load, sound.load) == (sound, 0, 2)
+    assert (first.drafts[0], doubtful.load, sound.load) == (sound, 0, 2)
     trial = service.submit()
-    assert trial.draft is doubtful
-    assert [running.draft for running in service.begin(3)] == [sound] * 3
+    assert trial.drafts[0] is doubtful
+    assert [running.drafts[0] for running in service.begin(3)] == [sound] * 3
     service.draft_round(trial)
     service.propose(trial)
-    assert [running.draft for running in service.begin(3)] == [doubtful] * 3
+    assert [running.drafts[0] for running in service.begin(3)] == [doubtful] * 3
 
 
 def test_a_suspected_draft_is_used_when_no_other_is_idle() -> None:
@@ -584,7 +584,7 @@ def test_a_suspected_draft_is_used_when_no_other_is_idle() -> None:
     service.start_over(doubtful)
     service.it.cancel(running)
     alone = service.submit()
-    assert alone.draft is sound
+    assert alone.drafts[0] is sound
     service.lose(sound)
-    assert alone.draft is doubtful
-    assert [running.draft for running in service.begin(3)] == [doubtful] * 3
+    assert alone.drafts[0] is doubtful
+    assert [running.drafts[0] for running in service.begin(3)] == [doubtful] * 3

@@ -36,7 +36,7 @@ def test_a_late_hierarchical_draft_is_waited_for(mode: AcceptanceMode) -> None:
     """As long as its worker answers anything."""
     service, running = drafting(mode)
     other = service.submit(max_tokens=40)
-    asked = running.draft.sent_to(running)[-1]
+    asked = running.drafts[0].sent_to(running)[-1]
     assert isinstance(asked, DraftRound)
     for _ in range(5):
         service.draft_round(other)
@@ -44,18 +44,18 @@ def test_a_late_hierarchical_draft_is_waited_for(mode: AcceptanceMode) -> None:
         service.propose(other)
         service.after(0.5)
         assert running.state.phase is Phase.DRAFTING
-        assert running.draft.sent_to(running)[-1] == replace(asked, committed_tail=())
-    assert running.draft.hung_up == 0
+        assert running.drafts[0].sent_to(running)[-1] == replace(asked, committed_tail=())
+    assert running.drafts[0].hung_up == 0
     service.propose(running)
     assert running.state.phase is Phase.VERIFYING
     assert running.state.present.proposal.token_ids == (7, 8, 9)
-    assert running.state.draft.failures == 0
+    assert running.state.drafts[0].failures == 0
 
 
 @pytest.mark.parametrize("mode", RATIO_MODES)
 def test_a_silent_worker_ends_the_wait(mode: AcceptanceMode) -> None:
     service, running = drafting(mode, drafts=2)
-    draft = running.draft
+    draft = running.drafts[0]
     service.after(1.0)
     assert (draft.hung_up, running.state.phase) == (0, Phase.DRAFTING)
     service.after(1.0)
@@ -63,16 +63,18 @@ def test_a_silent_worker_ends_the_wait(mode: AcceptanceMode) -> None:
     service.lose(draft)
     assert running.state.phase is Phase.VERIFYING
     assert running.state.present.proposal.num_draft_tokens == 0
-    assert running.draft is not draft
+    assert running.drafts[0] is not draft
 
 
 @pytest.mark.parametrize("mode", RATIO_MODES)
 def test_a_worker_that_lost_the_round_is_asked_again(mode: AcceptanceMode) -> None:
     service, running = drafting(mode)
     service.after(1.0)
-    lost = replace(failure_of(running, NotFoundError("no such sequence")), epoch=running.state.draft.epoch)
-    service.it.link_events(running.draft, [lost])
-    opening, asked = running.draft.sent_to(running)[-2:]
+    lost = replace(
+        failure_of(running, NotFoundError("no such sequence")), epoch=running.state.drafts[0].epoch
+    )
+    service.it.link_events(running.drafts[0], [lost])
+    opening, asked = running.drafts[0].sent_to(running)[-2:]
     assert isinstance(opening, OpenSequence)
     assert isinstance(asked, DraftRound)
     service.propose(running)
@@ -83,8 +85,8 @@ def test_a_worker_that_lost_the_round_is_asked_again(mode: AcceptanceMode) -> No
 def test_a_failed_hierarchical_draft_is_left_out(mode: AcceptanceMode) -> None:
     """The worker fails only where it has drawn nothing."""
     service, running = drafting(mode)
-    failed = replace(failure_of(running, InternalError("broken")), epoch=running.state.draft.epoch)
-    service.it.link_events(running.draft, [failed])
+    failed = replace(failure_of(running, InternalError("broken")), epoch=running.state.drafts[0].epoch)
+    service.it.link_events(running.drafts[0], [failed])
     assert running.state.phase is Phase.VERIFYING
 
 
@@ -116,8 +118,8 @@ def test_a_draft_that_draws_nothing_is_left_out() -> None:
 
 def test_each_worker_says_whether_it_has_a_sub_drafter() -> None:
     service, running = drafting(AcceptanceMode.BLOCK, drafts=2)
-    first, other = running.draft, next(link for link in service.drafts if link is not running.draft)
+    first, other = running.drafts[0], next(link for link in service.drafts if link is not running.drafts[0])
     other.known.sub_drafter = ""
     service.lose(first)
-    assert running.draft is other
-    assert not running.state.draft.sub_drafted
+    assert running.drafts[0] is other
+    assert not running.state.drafts[0].sub_drafted

@@ -150,7 +150,7 @@ def test_a_stopping_draft_hands_its_sequences_over(drafting: bool) -> None:
         service.propose(running)
     new = entered(service, FakeLink("draft"))
     stopping(service, old)
-    assert (running.draft, old.load, new.load) == (new, 0, 1)
+    assert (running.drafts[0], old.load, new.load) == (new, 0, 1)
     assert isinstance(old.sent[-1], CloseSequence)
     assert running.state.phase is Phase.VERIFYING
     if drafting:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coordinator.proposers.remote_draft import MAX_PAUSE_ROUNDS
-from coordinator.sequence.messages import Phase, Signal
+from coordinator.sequence.messages import DraftLost, DraftReady, Phase
 from paceline.core.errors import InternalError, InvalidArgumentError, PacelineError
 from paceline.core.messages import Continuations, OpenSequence, VerifyAhead, VerifyRound
 from paceline.core.types import Outcome, Proposal
@@ -41,7 +41,7 @@ def plain_rounds(it: Driver) -> int:
 
 def put(it: Driver, *token_ids: int) -> None:
     """The draft proposes these, and the target has them to judge."""
-    it.propose(*token_ids, epoch=it.state.draft.epoch)
+    it.propose(*token_ids, epoch=it.state.drafts[0].epoch)
     assert it.state.present.proposal == Proposal(token_ids)
 
 
@@ -128,8 +128,8 @@ def test_a_returning_draft_is_asked_at_once() -> None:
         put(it, 6, 7)
         refuse(it)
         plain_rounds(it)
-    it(Signal.DRAFT_LOST)
-    it(Signal.DRAFT_READY)
+    it(DraftLost())
+    it(DraftReady())
     plain_rounds(it)
     put(it, 6, 7)
     refuse(it)

@@ -13,6 +13,8 @@ from coordinator.round.machine import MAX_ATTEMPTS
 from coordinator.round.state import MAX_LOSSES, RoundState
 from coordinator.sequence.messages import (
     Action,
+    DraftLost,
+    DraftReady,
     Emit,
     Fail,
     FromDraft,
@@ -36,6 +38,7 @@ from paceline.core.errors import (
 )
 from paceline.core.messages import (
     CloseSequence,
+    Continuations,
     DraftProposal,
     DraftRound,
     OpenSequence,
@@ -76,6 +79,9 @@ class Driver:
         self.state.planner.sources = [PromptLookup()]
 
     def __call__(self, event: Any) -> list[Action]:
+        """Answers of a draft are those of the first one."""
+        if isinstance(event, DraftProposal | Continuations):
+            event = FromDraft(event)
         return self.machine.handle(event, self.now)
 
     @property
@@ -130,7 +136,7 @@ def prefilling(*, draft: bool = True, **options: Any) -> Driver:
     """A machine whose first round is with the target."""
     it = Driver(**options)
     if draft:
-        it(Signal.DRAFT_READY)
+        it(DraftReady())
     it(Signal.TARGET_READY)
     return it
 
@@ -154,8 +160,8 @@ def verifying(*proposal: int, **options: Any) -> Driver:
 def test_nothing_happens_before_a_target_is_ready() -> None:
     it = Driver()
     for signal in (
-        Signal.DRAFT_READY,
-        Signal.DRAFT_LOST,
+        DraftReady(),
+        DraftLost(),
         Signal.TARGET_LOST,
         Signal.BLOCKS_FREED,
         Signal.CLIENT_CAUGHT_UP,
@@ -167,7 +173,7 @@ def test_nothing_happens_before_a_target_is_ready() -> None:
 
 def test_the_first_round_prefills_target_and_draft() -> None:
     it = Driver()
-    it(Signal.DRAFT_READY)
+    it(DraftReady())
     opening = OpenSequence("s", 1, PROMPT, it.state.params)
     assert it(Signal.TARGET_READY) == [
         ToTarget(opening),
@@ -181,7 +187,7 @@ def test_the_first_round_prefills_target_and_draft() -> None:
 def test_a_draft_that_will_not_be_used_is_not_opened(why: str) -> None:
     it = Driver(k=0 if why == "no draft tokens" else 3, max_tokens=2 if why == "no room" else 50)
     if why != "no draft":
-        it(Signal.DRAFT_READY)
+        it(DraftReady())
     actions = it(Signal.TARGET_READY)
     assert actions
     assert not any(isinstance(action, ToDraft) for action in actions)
@@ -195,7 +201,7 @@ def test_losing_the_target_does_not_reopen_the_draft() -> None:
 
 def test_a_draft_arriving_meanwhile_drafts_the_second_round() -> None:
     it = prefilling(draft=False)
-    it(Signal.DRAFT_READY)
+    it(DraftReady())
     _, *asked = it.judge(4)
     assert sent(asked) == [
         OpenSequence("s", 1, (1, 2, 3, 4), it.state.params),
@@ -289,8 +295,8 @@ def test_without_a_draft_worker_every_round_is_plain() -> None:
 
 def test_a_round_goes_on_after_losing_its_draft() -> None:
     it = drafting()
-    assert sent(it(Signal.DRAFT_LOST)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
-    assert it(Signal.DRAFT_READY) == []
+    assert sent(it(DraftLost())) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
+    assert it(DraftReady()) == []
     (command,) = sent(it.judge(5))
     assert command == VerifyRound("s", 1, 3, 5, (), Proposal()), "the round after it was settled by then"
     opening, command = sent(it.judge(6))
@@ -415,7 +421,7 @@ def test_a_target_lost_while_drafting_stalls_the_round() -> None:
     assert it.phase is Phase.DRAFTING
     assert it.propose(5) == []
     assert it.phase is Phase.STALLED
-    assert it(Signal.DRAFT_LOST) == []
+    assert it(DraftLost()) == []
     opening, command = sent(it(Signal.TARGET_READY))
     assert (opening.epoch, command.proposal) == (2, Proposal((5,)))
 
@@ -665,7 +671,7 @@ def test_workers_may_come_and_go_during_a_pause() -> None:
     it = verifying(5)
     it(Signal.CLIENT_BEHIND)
     it.judge(5, 6)
-    for signal in (Signal.TARGET_LOST, Signal.DRAFT_LOST, Signal.TARGET_READY):
+    for signal in (Signal.TARGET_LOST, DraftLost(), Signal.TARGET_READY):
         assert it(signal) == []
     opening, command = sent(it(Signal.CLIENT_CAUGHT_UP))
     assert (opening.epoch, opening.token_ids) == (2, (1, 2, 3, 4, 5, 6))
@@ -683,7 +689,7 @@ def test_leaving_before_any_opening_closes_nothing() -> None:
     assert Driver()(Signal.CANCEL) == []
     it = verifying(5)
     it(Signal.TARGET_LOST)
-    it(Signal.DRAFT_LOST)
+    it(DraftLost())
     assert it(Signal.CANCEL) == []
 
 

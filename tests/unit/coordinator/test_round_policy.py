@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.proposers.interface import Guess
-from coordinator.sequence.messages import Signal
+from coordinator.sequence.messages import DraftLost, DraftReady, Signal
 from coordinator.speculation.policy import Verification
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import (
@@ -77,7 +77,7 @@ def begun(*ks: int) -> tuple[Driver, Scripted]:
     """After the first round, which prefills and has no draft tokens."""
     it, policy = Driver(k=5), Scripted(list(ks))
     it.take_policy(policy)
-    it(Signal.DRAFT_READY)
+    it(DraftReady())
     it(Signal.TARGET_READY)
     it.judge(4)
     return it, policy
@@ -185,7 +185,7 @@ def test_a_too_long_proposal_is_not_measured() -> None:
 
 def test_a_lost_draft_is_not_asked() -> None:
     it, policy = begun(2)
-    it(Signal.DRAFT_LOST)
+    it(DraftLost())
     policy.told()
     verdict(it, 5)
     assert [call[0] for call in policy.told()] == ["on_verdict", "on_verify"]
@@ -218,7 +218,7 @@ def copying(*copies: int, ks: tuple[int, ...] = (2, 2, 2), **options: Any) -> tu
 def repeating(it: Driver, policy: Scripted) -> list[Any]:
     """Two plain rounds bring the text to 1 2 3 1 2."""
     policy.ks[:0] = [0]
-    it(Signal.DRAFT_READY)
+    it(DraftReady())
     it(Signal.TARGET_READY)
     it.judge(1)
     policy.told()
@@ -294,7 +294,7 @@ def test_a_request_with_k_zero_copies_nothing() -> None:
 def test_a_hit_takes_precedence_over_a_copy() -> None:
     """The proposal is ready, and the target may have begun with it."""
     it, policy = copying(3, ks=(0, 2, 2))
-    it(Signal.DRAFT_READY)
+    it(DraftReady())
     it(Signal.TARGET_READY)
     it.judge(1)
     policy.copies.clear()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.sequence.messages import Phase, Signal
+from coordinator.sequence.messages import DraftReady, Phase, Signal
 from paceline.core.errors import InternalError
 from paceline.core.messages import Continuations, DraftRound, RoundVerdict, VerifyAhead, VerifyRound
 from paceline.core.types import CHAIN, Outcome, Proposal, TreeShape, Verdict
@@ -26,12 +26,9 @@ def drafting(
     it = Driver(k=5, **sampling)
     it.take_policy(Scripted([k] * 9, tree=SHAPE))
     planner = it.state.planner
-    planner.takes_trees, planner.target_max_nodes, planner.draft_max_nodes = (
-        takes_trees,
-        target_nodes,
-        draft_nodes,
-    )
-    it(Signal.DRAFT_READY)
+    planner.takes_trees, planner.target_max_nodes = takes_trees, target_nodes
+    it.state.drafts[0].max_nodes = draft_nodes
+    it(DraftReady())
     it(Signal.TARGET_READY)
     command = sent(it.judge(4))[-1]
     assert isinstance(command, DraftRound)
@@ -126,7 +123,7 @@ def test_a_tree_beyond_its_bounds_is_left_out(proposal: Proposal) -> None:
     it, _ = drafting()
     (command,) = sent(propose(it, proposal))
     assert command.proposal == Proposal()
-    assert it.state.draft.failures == 1
+    assert it.state.drafts[0].failures == 1
 
 
 def test_a_verdict_on_no_path_fails_the_sequence() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.proposers.interface import ContextSource, Guess
-from coordinator.sequence.messages import Action, Emit, Phase, Signal, ToDraft, ToTarget
+from coordinator.sequence.messages import Action, DraftReady, Emit, Phase, Signal, ToDraft, ToTarget
 from paceline.core.errors import FailedPreconditionError, InternalError, ResourceExhaustedError
 from paceline.core.messages import (
     CloseSequence,
@@ -52,7 +52,7 @@ def chosen(*ks: int, **options: Any) -> tuple[Driver, Scripted]:
     """In round 2, with a draft and these wishes."""
     it, policy = Driver(k=5, **options), Scripted(list(ks))
     it.take_policy(policy)
-    it(Signal.DRAFT_READY)
+    it(DraftReady())
     it(Signal.TARGET_READY)
     it.judge(4)
     return it, policy
