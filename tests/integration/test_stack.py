@@ -101,19 +101,22 @@ def test_an_occupied_port_ends_the_start_with_a_message(tiny_pair: Pair, tiny_st
             pytest.fail("it must not start")
 
 
-def test_each_draft_model_has_a_worker(tiny_pair: Pair, tmp_path: Path) -> None:
-    """With an address and a name of its own, and without it the other one goes on."""
-    other = tmp_path / "other"
-    shutil.copytree(tiny_pair.draft, other)
-    with running_stack(tiny_pair, draft_model=(str(tiny_pair.draft), str(other))) as running:
+def test_each_draft_model_has_a_worker_and_all_propose(tiny_pair: Pair) -> None:
+    """The second draft is the target itself: what it proposes for the sequence is always accepted."""
+    models = {"draft": str(tiny_pair.draft), "draft-2": str(tiny_pair.target)}
+    with running_stack(tiny_pair, draft_model=tuple(models.values())) as running:
         stack, client = running.stack, running.client
-        assert stack.roles == ("target", "draft", "draft-2", "coordinator")
+        assert stack.roles == ("target", *models, "coordinator")
         drafts = [worker for worker in client.status().workers if worker.role == "draft"]
-        of_name = {str(tiny_pair.draft): "draft", str(other): "draft-2"}
-        assert {worker.address for worker in drafts} == {stack.address_of(name) for name in of_name.values()}
-        for worker in drafts:
-            assert worker.info.process_id == stack.pid(of_name[worker.info.model])
+        assert {worker.info.model: worker.info.process_id for worker in drafts} == {
+            model: stack.pid(name) for name, model in models.items()
+        }
         alone = client.generate("def", SAMPLING, speculation={"num_speculative_tokens": 0})
+        both = client.generate("def", SAMPLING, speculation=DRAFTS)
+        one = client.generate("def", SAMPLING, speculation=DRAFTS | {"drafts_per_sequence": 1})
+        assert both.token_ids == one.token_ids == alone.token_ids
+        assert sum(both.speculative_decoding.acceptance_histogram[:2]) <= 1, "but for the last round"
+        assert both.speculative_decoding.num_rounds < one.speculative_decoding.num_rounds
         stack.wait_for_restart("draft-2", stack.kill("draft-2"))
         assert client.generate("def", SAMPLING, speculation=DRAFTS).token_ids == alone.token_ids
 
