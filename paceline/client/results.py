@@ -63,7 +63,7 @@ class SpeculativeDecoding:
     num_spec_steps: int
     """Rounds with a proposal."""
     num_draft_tokens: int
-    """Verified draft tokens, including those beyond the end of the output."""
+    """Verified draft tokens, or nodes of trees, including those beyond the end of the output."""
     num_accepted_draft_tokens: int
     """Committed draft tokens: the tokens of origin `accepted`."""
     acceptance_rate_per_position: tuple[float, ...]
