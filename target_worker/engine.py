@@ -379,8 +379,10 @@ class TargetEngine:
             if judgement is None or isinstance(judgement, PacelineError):
                 events.append(self._fail(r.job, judgement or InternalError(NO_CHOICE)))
                 continue
-            del self._rounds[r.command.sequence_id]
             outcome, told = judgement
+            if r.lacks_entries(outcome):
+                continue
+            del self._rounds[r.command.sequence_id]
             verdict = self._settle(r, outcome, told)
             following = r.following(outcome, self._eos_token_ids)
             if following is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,10 +13,11 @@ from paceline.core.messages import VerifyAhead, VerifyRound
 from paceline.core.types import Outcome, Proposal, SequenceParams, Verdict
 from paceline.decoding.transfer import rows_at
 from paceline.engine.scheduling.mask import Restriction
-from paceline.engine.scheduling.passes import Job, PassResult, broken_rows
+from paceline.engine.scheduling.passes import Job, PassResult
 from paceline.engine.scheduling.session import Session
 from paceline.engine.tree_places import TreePlaces
 from target_worker.acceptance.items import accepted_nodes, ending_with
+from target_worker.apart import RowsApart
 
 NO_PROPOSAL = Proposal()
 """The proposal of a plain round."""
@@ -47,8 +48,8 @@ class VerifyInProgress:
     """What its grammar allows in each row; None without a grammar."""
     precomputed: PrecomputedRow | None = None
     """Its first row, where that was known before: the job's rows are those after it."""
-    apart: list[Tensor] | None = None
-    """Where its rows could not be judged together: those computed one by one so far, each float32 [1, V]."""
+    apart: RowsApart | None = None
+    """Where its rows could not be judged together."""
 
     @property
     def rows(self) -> int:
@@ -56,40 +57,51 @@ class VerifyInProgress:
         return self.command.proposal.num_draft_tokens + 1
 
     def take_apart(self) -> bool:
-        """Compute its rows again, one a pass. False where that cannot help, or where the target decides.
-
-        A row that is not numbers says nothing about the others. It may have spoilt those before it, since
-        attention multiplies masked entries by 0. Computed alone, each row is what plain decoding would have.
-        """
+        """Compute its rows again, one a pass. False where that cannot help, or where the target decides."""
         session = self.job.held.session
         if self.apart is not None or self.rows == 1 or session.params.target_decides:
             return False
-        self.apart, self.precomputed = [], None
+        self.apart, self.precomputed = RowsApart(self.command.proposal), None
         # The prompt's log-probabilities have been reported.
-        self.job.reused, self.job.scored = 0, False
+        self.job.reused, self.job.scored, self.job.parents = 0, False, ()
         self.job.feed_next(session.tokens[self.job.held.num_computed_tokens :], 1)
         return True
 
     def with_next(self, row: Tensor) -> Tensor | None:
-        """All its rows, float32 [K + 1, V], with the next one that was computed apart; None before the last.
+        """All its rows, float32 [rows, V], with the next one that was computed apart; None before the last.
 
-        Behind a draft token whose row is not numbers nothing may come, and no row is computed. The chain ends
-        with that token, as it does where a request permits nothing behind it.
+        They are not numbers if the row after the ledger is not.
         """
-        assert self.apart is not None
-        drafts, known, broken = self.command.proposal.token_ids, len(self.apart), broken_rows(row)[0]
-        self.apart.append(row.clone())
-        if not broken and known < len(drafts):
-            self.job.feed_next([drafts[known]], 1)
+        apart, held = self.apart, self.job.held
+        assert apart is not None
+        if apart.at is not None:
+            apart.add(row)
+        if apart.at is not None:
+            held.cut_to(self.command.base_length + apart.depth - 1)
+            self.job.feed_next([self.command.proposal.token_ids[apart.at]], 1)
             return None
-        if not broken or known == 0:
-            return torch.cat([*self.apart, row.expand(len(drafts) - known, -1)])
-        allowed = np.ones((self.rows, row.shape[1]), dtype=np.bool_)
-        r = self.restriction or Restriction(allowed, self.job.held.session.params)
-        allowed &= r.allowed
-        allowed[known:] = False
-        self.restriction = replace(r, allowed=allowed)
-        return torch.cat([*self.apart[:known], torch.zeros_like(row).expand(self.rows - known, -1)])
+        whole = apart.whole()
+        if whole is None:
+            return row.expand(self.rows, -1)
+        rows, allowed = whole
+        if not allowed.all():
+            r = self.restriction or Restriction(allowed, held.session.params)
+            self.restriction = replace(r, allowed=allowed & r.allowed)
+        return rows
+
+    def lacks_entries(self, outcome: Outcome) -> bool:
+        """True if the accepted path is to be fed once more: apart, another path of the tree came last."""
+        if self.apart is None:
+            return False
+        held, base = self.job.held, self.command.base_length
+        accepted = self.command.proposal.accepted(outcome)
+        pairs = zip(accepted, held.session.cached[base:], strict=False)
+        known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if known == len(accepted):
+            return False
+        held.cut_to(base + known)
+        self.job.feed_next([*accepted[known:]], 1)
+        return True
 
     def clipped(self, outcome: Outcome) -> Outcome:
         """The outcome, no further than the grammar was followed.
@@ -108,7 +120,7 @@ class VerifyInProgress:
     def moves(self, outcome: Outcome) -> tuple[list[int], list[int]]:
         """The slots of entries to copy, from and to, before the table may be cut to an accepted path."""
         proposal = self.command.proposal
-        if not proposal.is_tree or outcome.last_node is None:
+        if not proposal.is_tree or outcome.last_node is None or self.apart is not None:
             return [], []
         path, places = proposal.path_to(outcome.last_node), TreePlaces.of(proposal.parents)
         return self.job.held.moves_to(self.command.base_length, places, path)

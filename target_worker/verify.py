@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -21,10 +20,11 @@ from paceline.core.types import (
 from paceline.decoding.rows.row_context import RowContext, counts_of
 from paceline.decoding.rows.row_params import RowParams
 from paceline.decoding.rows.row_params_cache import RowParamsCache
-from paceline.decoding.transfer import rows_at, to_host
+from paceline.decoding.transfer import to_host
 from paceline.decoding.transforms import scores_of
 from paceline.engine.scheduling.mask import restricted
 from paceline.engine.scheduling.passes import broken_rows, row_checks, usable_rows
+from target_worker.acceptance.grouping import judge_by_kind
 from target_worker.acceptance.interface import JudgeFew, Pending, RuleOutcome, on_host
 from target_worker.acceptance.items import (
     VerifyItem,
@@ -121,36 +121,13 @@ def _judge_now(
 
 def judge_all(items: Sequence[VerifyItem], logits: Tensor, eos_token_ids: Sequence[int]) -> Pending:
     """Let each rule judge the items of its mode, without waiting for the device."""
-    starts = starts_of(items)
-    members: dict[AcceptanceMode, list[int]] = {}
-    for i, item in enumerate(items):
-        members.setdefault(item.params.judged_as, []).append(i)
-    parts: list[Pending] = []
-    for mode, own in members.items():
-        group = [items[i] for i in own]
-        rows = logits if len(members) == 1 else rows_at(logits, rows_of(group, [starts[i] for i in own]))
+
+    def judge(mode: AcceptanceMode, group: Sequence[VerifyItem], rows: Tensor) -> Pending:
         row_params = _params_of(group, rows.device, eos_token_ids)
         scores = scores_of(rows, row_params, _context(group, row_params, rows.shape[1]))
-        parts.append(RULES[mode].judge(group, scores, RoundNoise(group)))
-    return parts[0] if len(parts) == 1 else _together(parts, list(members.values()))
+        return RULES[mode].judge(group, scores, RoundNoise(group))
 
-
-def _together(parts: Sequence[Pending], members: Sequence[Sequence[int]]) -> Pending:
-    """Several rules' decisions as one; `members` are the places of each rule's items."""
-    sizes = [len(part.numbers) for part in parts]
-
-    def read(numbers: Sequence[int]) -> list[RuleOutcome]:
-        outcomes: dict[int, RuleOutcome] = {}
-        for part, own, numbers_of_part in zip(parts, members, _split(numbers, sizes), strict=True):
-            outcomes.update(zip(own, part.read(numbers_of_part), strict=True))
-        return [outcomes[i] for i in range(len(outcomes))]
-
-    return Pending(torch.cat([part.numbers for part in parts]), read)
-
-
-def _split(values: Sequence[int], sizes: Sequence[int]) -> list[Sequence[int]]:
-    ends = itertools.accumulate(sizes)
-    return [values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    return judge_by_kind(items, logits, lambda item: item.params.judged_as, judge)
 
 
 def _shortcut(items: Sequence[VerifyItem], eos_token_ids: Sequence[int]) -> JudgeFew | None:

@@ -41,7 +41,7 @@ FACTS: Final[dict[AcceptanceMode, AcceptanceFacts]] = {
         needs_q=False, lossless=True, shares_noise=True, takes_trees=True, whole_chain=False
     ),
     AcceptanceMode.REJECTION: AcceptanceFacts(
-        needs_q=True, lossless=True, shares_noise=False, takes_trees=False, whole_chain=False
+        needs_q=True, lossless=True, shares_noise=False, takes_trees=True, whole_chain=False
     ),
     AcceptanceMode.BLOCK: AcceptanceFacts(
         needs_q=True, lossless=True, shares_noise=False, takes_trees=False, whole_chain=True

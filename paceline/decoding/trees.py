@@ -8,6 +8,7 @@ The acceptance functions return a Decision on one sequence (S = 1); its path hol
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,13 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.decoding.acceptance import Decision
 from paceline.decoding.cpu.distributions import RESIDUAL_FLOOR
 from paceline.decoding.sampling import draw
+
+
+class Rows(Protocol):
+    """Rows by number, such as those of a tensor. Only the rows that decide are asked for."""
+
+    def __getitem__(self, row: int, /) -> Tensor:
+        """[V]."""
 
 
 def children_of(parents: Sequence[int]) -> list[list[int]]:
@@ -64,8 +72,8 @@ def follow(token_ids: Sequence[int], parents: Sequence[int], choices: Sequence[i
 def accept_tree_rejection(
     token_ids: Sequence[int],
     parents: Sequence[int],
-    p: Tensor,
-    q: Tensor,
+    p: Rows,
+    q: Rows,
     accept_u: Tensor,
     next_u: Tensor,
     tries: Sequence[int] | None = None,
@@ -83,12 +91,14 @@ def accept_tree_rejection(
     The result has the target's distribution if a try's place, its q and whether it is made at all depend on
     what was drawn before it, never on its own token or on a later one: independent draws, draws without
     replacement with q renormalised over the tokens that earlier siblings left, several drafters one after the
-    other. `accept_u` must be drawn anew in every round (see noise.py).
+    other. `accept_u` must be drawn anew in every round (see noise.py). tree_batch.py decides alike for many
+    trees at once.
 
     Args:
         token_ids: N draft tokens.
         parents: N.
-        p: float [N+1, V], rows sum to 1: the target's distribution after the root and after each node.
+        p: float [N+1, V], rows sum to 1: the target's distribution after the root and after each node. A row
+            of NaN, where no token may follow, ends the path, with an invalid next token.
         q: float [T, V], rows sum to 1: the distribution each try was drawn from.
         accept_u: float64 [T], uniform in (0, 1).
         next_u: float64 [1], uniform in (0, 1).
