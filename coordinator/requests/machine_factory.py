@@ -33,7 +33,7 @@ class Machines:
         self._vocabulary = vocabulary
         self._table = config.speculation_table
         longest = max((k for _, _, k in self._table), default=config.max_num_speculative_tokens)
-        self._controller = Controller(longest)
+        self._controller = Controller(longest, config.max_tree_nodes)
         check_sources("sources", config.source_names)
         self._finished = FinishedTexts(config.suffix_cached_requests)
 
@@ -71,7 +71,9 @@ class Machines:
             return FixedLength(controller, k, kind, trees.shape)
         if self._table:
             return TablePolicy(controller, controller.max_draft, kind, trees.shape, table=self._table)
-        return GoodputPolicy(controller, controller.max_draft, kind, trees.shape)
+        return GoodputPolicy(
+            controller, controller.max_draft, kind, trees.chosen_within, draws_chains=trees.width in (1, AUTO)
+        )
 
     def _sources(self, asked: SpeculationParams, k: DraftTokens, params: SequenceParams) -> Sequence[str]:
         """Names of the context sources that may propose; none without draft tokens.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.sequence.round_record import DRAFT
+from coordinator.speculation.arms import AUTO_WIDTH
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import CHAIN, SequenceParams, SpeculationParams, TreeShape
@@ -23,6 +24,11 @@ class TreeSetting:
     def shape(self) -> TreeShape:
         """Bounds of every round's tree; a chain if the policy chooses."""
         return CHAIN if self.width in (1, AUTO) else TreeShape(int(self.width), self.nodes)
+
+    @property
+    def chosen_within(self) -> TreeShape:
+        """Bounds of the trees among which the policy chooses."""
+        return TreeShape(AUTO_WIDTH, self.nodes) if self.width == AUTO else self.shape
 
 
 def tree_setting(

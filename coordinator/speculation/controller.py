@@ -1,18 +1,21 @@
-"""One K for all sequences that share the workers' passes: the K with the highest goodput. Pure.
+"""One arm for all sequences that share the workers' passes: the one with the highest goodput. Pure.
 
-goodput(K) = E(K) / T(K): expected tokens of a round divided by its seconds (Liu et al. 2024, "Optimizing
-speculative decoding for serving large language models using goodput"). If sequences differ, E is their mean,
-which maximises the total tokens per second. K = 0 is a valid answer.
+An arm is a plain round, a chain of K draft tokens, or a tree with a bound of its nodes and depth. Its goodput
+is E / T: expected tokens of a round divided by its seconds (Liu et al. 2024, "Optimizing speculative decoding
+for serving large language models using goodput"). If sequences differ, it is their mean, which maximises the
+total tokens per second. Plain rounds are a valid answer.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from coordinator.proposers.interface import Evidence, Guess
+from coordinator.speculation.arms import DraftArm, DraftArms
 from coordinator.speculation.cost_model import CostModel, bracket
+from coordinator.speculation.draft_trees import DraftWorth, TreeGains
 from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance, ReplayedAcceptance
 from coordinator.speculation.exploration import SETTLING_ROUNDS, Exploration
 from paceline.core.types import AcceptanceMode
@@ -20,14 +23,14 @@ from paceline.core.types import AcceptanceMode
 POOL_MEMORY = 500.0
 """Number of verdicts that the pooled acceptance of a request kind remembers."""
 HYSTERESIS = 0.03
-"""Another K must promise at least this share more than the current one."""
+"""Another arm must promise at least this share more than the current one."""
 LEAD = 0.03
 """Drafting must promise at least this share more than plain decoding."""
 READING = 8
 """While more than one in this many sequences has its prompt read, no time is measured and no trial begins."""
 STARVED = 64
 """After this many rounds of each sequence without a measurement, rounds beside prompts are measured as well:
-under such a load they are part of every K's cost."""
+under such a load they are part of every arm's cost."""
 STEADY_SHARE = 8
 """A round is measured if the number of sequences changed by at most one in this many while it ran."""
 TRIAL_TOKENS = 6.0
@@ -53,29 +56,33 @@ class Controller:
     """State shared by all sequences of a coordinator."""
 
     max_draft: int
-    k: int = 0
-    """The current K of all sequences."""
+    max_nodes: InitVar[int] = 0
+    """Most nodes of a tree; 0 if no sequence drafts trees."""
+    arms: DraftArms = field(init=False)
+    arm: int = 0
+    """The number of the current arm of all sequences; up to `max_draft` it is K."""
     best: int = 0
-    """The K in use when no trial is in progress."""
+    """The arm in use when no trial is in progress."""
     sequences: int = 0
     """Number of sequences with a round at the workers."""
     reading: int = 0
     """Number of sequences whose prompt or missing tokens a worker is reading."""
     catch_up: float = 0.0
     """Seconds that a draft worker needs for each missing token of a sequence; 0 until measured."""
-    choosing: dict[int, Acceptance] = field(default_factory=dict)
-    """Acceptance of the sequences at the workers whose K is chosen here, by identity."""
+    choosing: dict[int, DraftWorth] = field(default_factory=dict)
+    """Drafts of the sequences at the workers whose arm is chosen here, by identity."""
     costs: CostModel = field(init=False)
     round_seconds: list[float] | None = None
-    """Seconds of a round with 0 to `max_draft` draft tokens at the current load; None until a round is
-    measured. This and the next two are renewed with each decision."""
+    """Seconds of a round by arm at the current load; None until a round is measured. This and the next two
+    are renewed with each decision."""
     verify_seconds: list[float] | None = None
-    """The same without the wait for a proposal."""
+    """Seconds of a verification by number of draft tokens."""
     goodput: list[float] | None = None
-    """Expected tokens per second of a sequence, by K."""
+    """Expected tokens per second of a sequence, by arm."""
     _guesses: dict[Evidence, DepthAcceptance] = field(default_factory=dict)
     _unused_guesses: Counter[Evidence] = field(default_factory=Counter)
     _pools: dict[RequestKind, Acceptance] = field(default_factory=dict)
+    _gains: dict[tuple[RequestKind, int], TreeGains] = field(default_factory=dict)
     _explorations: dict[int, Exploration] = field(default_factory=dict)
     _rounds: int = 0
     _settled_at: int = 0
@@ -85,8 +92,9 @@ class Controller:
     _decided_at: int = 0
     _load: int = 0
 
-    def __post_init__(self) -> None:
-        self.costs = CostModel(self.max_draft)
+    def __post_init__(self, max_nodes: int) -> None:
+        self.arms = DraftArms(self.max_draft, max_nodes)
+        self.costs = CostModel(self.arms)
 
     # ---- what sequences report ---------------------------------------------------------------------
 
@@ -99,6 +107,13 @@ class Controller:
             self._pools[kind].expected(self.max_draft)
         return self._pools[kind]
 
+    def gains(self, kind: RequestKind, width: int) -> TreeGains:
+        """The gains of trees of this width for a request kind."""
+        key = kind, width
+        if key not in self._gains:
+            self._gains[key] = TreeGains(self.arms, width)
+        return self._gains[key]
+
     def guesses(self, guess: Guess) -> DepthAcceptance:
         """The pooled acceptance of guesses with the same evidence."""
         evidence = guess.evidence
@@ -106,18 +121,18 @@ class Controller:
             self._guesses[evidence] = DepthAcceptance(POOL_MEMORY, prior_rate=guess.prior_rate)
         return self._guesses[evidence]
 
-    def leave(self, drafts: Acceptance) -> None:
+    def leave(self, drafts: DraftWorth) -> None:
         """A sequence no longer has a round at the workers."""
         self.sequences -= 1
         self.choosing.pop(id(drafts), None)
 
-    def measured(self, num_draft: int, drafting: float, verifying: float) -> None:
+    def measured(self, arm: DraftArm, drafting: float, verifying: float) -> None:
         """Learn from the seconds of one round."""
         self._measured_at = self._rounds
-        self.costs.add(num_draft, drafting, verifying, self.sequences)
+        self.costs.add(arm, drafting, verifying, self.sequences)
 
     def measured_guess(self, num_draft: int, seconds: float) -> None:
-        """Learn from the verification of a guess. Among sequences with another K its time is not used."""
+        """Learn from the verification of a guess. Among sequences with another arm its time is not used."""
         if self.sequences == 1:
             self.costs.add_verification(num_draft, seconds, 1)
 
@@ -136,7 +151,7 @@ class Controller:
 
     @property
     def settled(self) -> bool:
-        """True if round times reflect the current K."""
+        """True if round times reflect the current arm."""
         return self._rounds >= self._settled_at
 
     @property
@@ -158,7 +173,7 @@ class Controller:
         """True while a trial is in progress."""
         return self._exploration.ends is not None
 
-    def begin_round(self, drafts: Acceptance, *, chooses: bool) -> None:
+    def begin_round(self, drafts: DraftWorth, *, chooses: bool) -> None:
         """A sequence sends a round to the target: end or begin a trial, or decide again."""
         if chooses:
             self.choosing[id(drafts)] = drafts
@@ -171,9 +186,9 @@ class Controller:
         exploration = self._exploration
         exploration.count(size)
         if exploration.is_over:
-            drafted = self.best > 0
+            before = self.best
             self._decide()
-            exploration.end(size, changed=(self.best > 0) != drafted)
+            exploration.end(size, changed=self._regime(self.best) != self._regime(before))
             self._do(self.best)
         elif exploration.ends is not None:
             return
@@ -201,20 +216,30 @@ class Controller:
         self._decide()
         self._do(self.best)
 
-    def _do(self, k: int) -> None:
-        if k != self.k:
-            self.k, self._settled_at = k, self._rounds + SETTLING_ROUNDS * self._size
+    def _do(self, arm: int) -> None:
+        if arm != self.arm:
+            self.arm, self._settled_at = arm, self._rounds + SETTLING_ROUNDS * self._size
+
+    def _regime(self, arm: int) -> range:
+        return next((regime for regime in (self.arms.chains, self.arms.trees) if arm in regime), range(1))
 
     def _try(self, exploration: Exploration) -> None:
-        if self.goodput is None or not self.max_draft:
+        if self.round_seconds is None or not self.max_draft:
             return
-        k = exploration.begin(self.best, self.goodput, self._size)
-        if k is None:
+        regimes = [range(1)]
+        if any(drafts.draws_chains for drafts in self.choosing.values()):
+            regimes.append(self.arms.chains)
+        if self.arms.trees and any(drafts.gains is not None for drafts in self.choosing.values()):
+            regimes.append(self.arms.trees)
+        # In a trial no sequence abstains.
+        goodput = self._goodput(self.round_seconds, everyone=True)
+        arm = exploration.begin(self.best, goodput, regimes, self._size)
+        if arm is None:
             return
-        if k and not self.best:
+        if arm and not self.best:
             for pool in self._pools.values():
                 pool.fade(TRIAL_TOKENS)
-        self._do(k)
+        self._do(arm)
 
     def _decide(self) -> None:
         self._decided_at = self._rounds
@@ -228,19 +253,19 @@ class Controller:
             self.best = 0
             return
         biased = [self.goodput[0] * (1 + LEAD), *self.goodput[1:]]
-        k = max(range(len(biased)), key=biased.__getitem__)
+        arm = max(range(len(biased)), key=biased.__getitem__)
         # LEAD already serves as the hysteresis between plain decoding and drafting.
-        if biased[k] > (1 + HYSTERESIS * (k > 0)) * biased[self.best]:
-            self.best = k
+        if biased[arm] > (1 + HYSTERESIS * (arm > 0)) * biased[self.best]:
+            self.best = arm
 
-    def _goodput(self, seconds: list[float]) -> list[float]:
+    def _goodput(self, seconds: list[float], *, everyone: bool = False) -> list[float]:
         plain, count = 1 / seconds[0], len(self.choosing)
         if not count:
-            return [plain, *[0.0] * self.max_draft]
+            return [plain, *[0.0] * (len(seconds) - 1)]
         total = [0.0] * len(seconds)
         for drafts in self.choosing.values():
-            for k, (e, t) in enumerate(zip(drafts.expected(self.max_draft), seconds, strict=True)):
-                total[k] += e / t if pays(e, t, seconds[0]) else plain
+            for arm, (e, t) in enumerate(zip(drafts.expected(), seconds, strict=True)):
+                total[arm] += e / t if pays(e, t, seconds[0]) or (everyone and e) else plain
         return [each / count for each in total]
 
 

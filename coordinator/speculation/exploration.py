@@ -1,8 +1,8 @@
-"""Decides when another K is tried, and for how long. Pure; time is counted in rounds.
+"""Decides when another arm is tried, and for how long. Pure; time is counted in rounds.
 
-A configuration that never runs is never measured, so at each load a few rounds are spent on another K at
-doubling intervals. A trial uses the other regime (plain instead of drafted, or drafted instead of plain).
-Every second trial, while drafting is best, uses a neighbouring K, which measures the slope of the costs.
+An arm that never runs is never measured, so at each load a few rounds are spent on another one at doubling
+intervals. Trials take turns: the best arm of each other regime (plain rounds, chains, trees) and, while
+drafting is best, a neighbour in its own regime, which measures the slope of the costs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SETTLING_ROUNDS = 4
-"""Rounds of each sequence after a change of K that are not measured, because passes with both K overlap."""
+"""Rounds of each sequence after a change of arm that are not measured, because passes with both overlap."""
 TRIAL = 9
 """Length of a trial in rounds of each sequence, including the settling rounds."""
 FIRST = 6
@@ -22,12 +22,12 @@ trials."""
 EARLY_TRIALS = 4
 """Trials at a load that use the shortest interval."""
 WORTH_TRYING = 0.7
-"""A K is not tried if its expected goodput is below this share of the best one's. The first two trials and
+"""An arm is not tried if its expected goodput is below this share of the best one's. The first two trials and
 those at the longest interval are exempt."""
 FIRST_DRAFT = 2
 """K of a load's first trial of drafting."""
-NEIGHBOUR = 2
-"""Distance of the neighbouring K in a trial."""
+DISTANCES = (1, 2)
+"""From the best arm to a neighbour, in turns: of a tree another depth, and another size."""
 
 
 @dataclass(slots=True)
@@ -58,18 +58,23 @@ class Exploration:
         """True when a trial may begin."""
         return self.ends is None and self.due is not None and self.rounds >= self.due
 
-    def begin(self, best: int, goodput: Sequence[float], sequences: int) -> int | None:
-        """The K to try; None if no trial is worthwhile now, which counts as a trial."""
+    def begin(
+        self, best: int, goodput: Sequence[float], regimes: Sequence[range], sequences: int
+    ) -> int | None:
+        """The arm to try; None if no trial is worthwhile now, which counts as a trial.
+
+        `regimes` has the numbers of the arms in use, by regime, plain rounds first.
+        """
         self.trials += 1
-        k = self._candidate(best, goodput)
-        if self.trials <= 2 or self.interval == LONGEST or goodput[k] >= WORTH_TRYING * max(goodput):
+        arm = self._candidate(best, goodput, regimes)
+        if self.trials <= 2 or self.interval == LONGEST or goodput[arm] >= WORTH_TRYING * max(goodput):
             self.ends = self.rounds + TRIAL * sequences
-            return k
+            return arm
         self._plan(sequences, changed=False)
         return None
 
     def end(self, sequences: int, *, changed: bool) -> None:
-        """The current trial ends; `changed` is True if it changed whether drafting is best."""
+        """The current trial ends; `changed` is True if it changed the best arm's regime."""
         self.ends = None
         self._plan(sequences, changed=changed)
 
@@ -78,11 +83,15 @@ class Exploration:
         self.interval = SHORTEST if soon else min(2 * self.interval, LONGEST)
         self.due = self.rounds + self.interval * sequences
 
-    def _candidate(self, best: int, goodput: Sequence[float]) -> int:
-        most = len(goodput) - 1
+    def _candidate(self, best: int, goodput: Sequence[float], regimes: Sequence[range]) -> int:
+        if not best and self.trials == 1:
+            return min(FIRST_DRAFT, len(regimes[1])) + regimes[1].start - 1
+        own = next(regime for regime in regimes if best in regime)
+        others = [max(regime, key=goodput.__getitem__) for regime in regimes if regime is not own]
         if not best:
-            drafted = max(range(1, most + 1), key=goodput.__getitem__)
-            return drafted if self.trials > 1 else min(FIRST_DRAFT, most)
-        if self.trials % 2 == 0:
-            return min(best + NEIGHBOUR, most) if best < most else max(best - NEIGHBOUR, 1)
-        return 0
+            return others[self.trials % len(others)]
+        turn, number = divmod(self.trials, 1 + len(others))
+        if number:
+            return others[number - 1]
+        distance = DISTANCES[turn % 2]
+        return min(best + distance, own[-1]) if best < own[-1] else max(best - distance, own[0])

@@ -1,4 +1,4 @@
-"""Chooses K for a sequence's rounds: `GoodputPolicy`, `TablePolicy` and `FixedLength`. Pure.
+"""Chooses K and the shape of a sequence's drafts: `GoodputPolicy`, `TablePolicy` and `FixedLength`. Pure.
 
 The coordinator measures the seconds. All policies of a coordinator share a `Controller`, so requests with a
 fixed K also contribute acceptance.
@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coordinator.proposers.interface import Evidence, Guess
+from coordinator.speculation.arms import PLAIN, DraftArm
 from coordinator.speculation.controller import Controller, RequestKind, pays
-from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance
+from coordinator.speculation.draft_trees import DraftWorth
+from coordinator.speculation.expected_tokens import DepthAcceptance
 from paceline.core.types import CHAIN, AcceptanceMode, Proposal, Timings, TreeShape, Verdict
 
 SEQUENCE_MEMORY = 200.0
@@ -52,29 +54,38 @@ def likeliest(guesses: Sequence[Guess]) -> Guess:
 
 @dataclass(slots=True)
 class Policy(ABC):
-    """Chooses K for one sequence, and learns from its rounds."""
+    """Chooses K and the shape for one sequence, and learns from its rounds."""
 
     controller: Controller
     num_speculative_tokens: int
     """K, or the largest K."""
     kind: RequestKind = (AcceptanceMode.COUPLED, 0)
     tree: TreeShape = CHAIN
-    """Bounds of every round's tree, besides its depth."""
-    drafts: Acceptance = field(init=False)
+    """Bounds of this sequence's trees; `CHAIN` if it drafts none."""
+    draws_chains: bool = True
+    """False if every proposal is to be a tree."""
+    drafts: DraftWorth = field(init=False)
     _guesses: dict[Evidence, DepthAcceptance] = field(default_factory=dict)
     _joined: bool = False
     _chooses: bool = False
-    """True if the controller chose K of the next round, so that a draft can be asked."""
+    """True if the controller chose the arm of the next round, so that a draft can be asked."""
+    _chosen: DraftArm = PLAIN
+    """Of the next round."""
+    _sent: DraftArm = PLAIN
+    """Of the round at the target."""
     _reads: bool = False
     _drafting: float = 0.0
     """Seconds that the round waited for its proposal."""
     _clean: bool = True
-    """True if this round's time reflects the controller's K."""
+    """True if this round's time reflects the controller's arm."""
     _sequences: int = 0
     """The controller's number of sequences when the round was sent."""
 
     def __post_init__(self) -> None:
-        self.drafts = self.controller.pool(self.kind).child(SEQUENCE_MEMORY, POOL_TOKENS)
+        controller = self.controller
+        chain = controller.pool(self.kind).child(SEQUENCE_MEMORY, POOL_TOKENS)
+        gains = None if self.tree.is_chain else controller.gains(self.kind, self.tree.width)
+        self.drafts = DraftWorth(controller.arms, chain, gains, self.draws_chains)
 
     @abstractmethod
     def choose(self, most: int, lacking: int, remaining: int) -> int:
@@ -112,10 +123,10 @@ class Policy(ABC):
         if rounds is None or verifications is None or goodput is None:
             best = likeliest(guesses)
             return best.cut(self._guess_lengths(min(most, len(best.token_ids)))[-1])
-        # A request may have a larger K than the controller, whose estimates end there.
+        # A request may have larger bounds than the controller, whose estimates end there.
         greatest = controller.max_draft
-        drafted, seconds = self.drafts.expected(num_draft)[-1], rounds[min(num_draft, greatest)]
-        price = max(goodput[controller.k], drafted / seconds)
+        drafted, seconds = self._drafted(num_draft), rounds[self._arm(num_draft)]
+        price = max(goodput[controller.arm], drafted / seconds)
         best, length, worth = guesses[0], 0, -math.inf
         for guess in guesses:
             lengths = self._guess_lengths(min(most, len(guess.token_ids)))
@@ -149,6 +160,7 @@ class Policy(ABC):
             self.controller.sequences += 1
         self.controller.begin_round(self.drafts, chooses=self._chooses)
         self._chooses = False
+        self._sent, self._chosen = self._chosen, PLAIN
         self._sequences = self.controller.sequences
 
     def on_verdict(
@@ -159,12 +171,12 @@ class Policy(ABC):
         `timing` is None if the target read the prompt first.
         """
         self._read(False)
-        num_draft = proposal.num_draft_tokens
-        if num_draft:
-            learner = self.drafts if guess is None else self._guessed(guess)
-            learner.observe(num_draft, verdict.num_accepted)
+        if guess is not None:
+            self._guessed(guess).observe(proposal.num_draft_tokens, verdict.num_accepted)
+        elif proposal.token_ids:
+            self._learn(proposal, verdict)
         if timing is not None:
-            self._measure(num_draft, timing, guessed=guess is not None)
+            self._measure(proposal, timing, guessed=guess is not None)
         self._drafting, self._clean = 0.0, True
 
     def on_suspend(self) -> None:
@@ -185,20 +197,47 @@ class Policy(ABC):
         """Lengths that a guess may be cut to, ascending; `most` is positive."""
         return range(1, min(most, self.num_speculative_tokens) + 1)
 
+    def _learn(self, proposal: Proposal, verdict: Verdict) -> None:
+        if self._sent.nodes:
+            # A draft that answers with a chain has drafted a tree of one path.
+            parents = proposal.parents or range(-1, proposal.num_draft_tokens - 1)
+            path = verdict.accepted_nodes or range(verdict.num_accepted)
+            self.drafts.observe(self._sent, parents, path)
+        else:
+            # Chains of several drafts are merged to a tree, which brings more than one chain as long.
+            self.drafts.chain.observe(proposal.depth, verdict.num_accepted)
+
+    def _arm(self, num_draft: int) -> int:
+        """The number of the arm of a round with K = `num_draft`."""
+        return self.controller.arms.nearest(DraftArm(num_draft, self.shape(num_draft).nodes))
+
+    def _drafted(self, num_draft: int) -> float:
+        """Expected tokens of a round with K = `num_draft`."""
+        if num_draft and self.shape(num_draft).nodes:
+            return self.drafts.expected()[self._arm(num_draft)]
+        return self.drafts.chain.expected(num_draft)[-1]
+
     def _use(self, k: int, most: int) -> int:
         self._clean = k <= most and self.controller.settled
-        return min(k, most)
+        k = min(k, most)
+        self._chosen = DraftArm(k, self.shape(k).nodes) if k else PLAIN
+        return k
 
-    def _measure(self, num_draft: int, timing: Verification, *, guessed: bool) -> None:
-        controller = self.controller
+    def _measure(self, proposal: Proposal, timing: Verification, *, guessed: bool) -> None:
+        controller, sent = self.controller, self._sent
         if not (self._clean and controller.settled and controller.steady_since(self._sequences)):
             return
         if (timing.prefill_rows or not controller.calm) and not controller.starved:
             return
+        num_draft = proposal.num_draft_tokens
         if guessed:
             controller.measured_guess(num_draft, timing.seconds)
-        elif num_draft == controller.k or not controller.choosing:
-            controller.measured(num_draft, self._drafting, timing.seconds)
+            return
+        if not (num_draft and sent.nodes):
+            # The draft may have sent less than was asked, or nothing.
+            sent = DraftArm(proposal.depth)
+        if sent == controller.arms.each[controller.arm] or not controller.choosing:
+            controller.measured(sent, self._drafting, timing.seconds)
 
     def _read(self, now: bool) -> None:
         self.controller.reading += now - self._reads
@@ -238,8 +277,10 @@ class TablePolicy(Policy):
 
 @dataclass(slots=True)
 class GoodputPolicy(Policy):
-    """The controller's K, except for a sequence whose own drafts do not pay."""
+    """The controller's arm, except for a sequence whose own drafts do not pay."""
 
+    _number: int = 0
+    """The number of the arm that was chosen last."""
     _rounds: int = 0
     """Rounds since the last check of its acceptance, or since it began to abstain."""
     _abstains: bool = False
@@ -249,33 +290,48 @@ class GoodputPolicy(Policy):
         """The K of all sequences, or 0 if this one gains nothing by drafting."""
         controller = self.controller
         self._chooses = True
-        k = controller.k
-        late = lacking > CATCH_UP and not self._repays(k, lacking, remaining)
-        if k and not controller.trying and (late or not self._takes_part(k)):
-            k = 0
-        chosen = self._use(k, most)
-        self._clean = self._clean and k == controller.k
+        arm = self._own(controller.arm)
+        late = lacking > CATCH_UP and not self._repays(arm, lacking, remaining)
+        if arm and not controller.trying and (late or not self._takes_part(arm)):
+            arm = 0
+        self._number = arm
+        chosen = self._use(controller.arms.each[arm].depth, most)
+        self._clean = self._clean and arm == controller.arm
         return chosen
 
-    def _repays(self, k: int, lacking: int, remaining: int) -> bool:
+    def shape(self, k: int) -> TreeShape:
+        """The tree of the chosen arm, or a chain."""
+        nodes = self.controller.arms.each[self._number].nodes
+        return self.tree._replace(nodes=min(nodes, self.tree.nodes)) if k and nodes else CHAIN
+
+    def _own(self, number: int) -> int:
+        """The controller's arm, or the other kind's with the same K if this sequence does not draft such."""
+        arms = self.controller.arms
+        if number in arms.trees and self.tree.is_chain:
+            return arms.each[number].depth
+        if number in arms.chains and not self.draws_chains:
+            return arms.nearest(arms.each[number]._replace(nodes=1))
+        return number
+
+    def _repays(self, arm: int, lacking: int, remaining: int) -> bool:
         """True if the rest of the sequence saves more time than the draft worker needs to catch up."""
         seconds = self.controller.round_seconds
         if seconds is None:
             return True
-        gained = remaining * (seconds[0] - seconds[k] / self.drafts.expected(k)[-1])
+        gained = remaining * (seconds[0] - seconds[arm] / max(self.drafts.expected()[arm], 1.0))
         return gained > lacking * self.controller.catch_up
 
-    def _takes_part(self, k: int) -> bool:
+    def _takes_part(self, arm: int) -> bool:
         """False while its own acceptance is far too low. It starts afresh at doubling intervals."""
         self._rounds += 1
         if self._abstains:
             if self._rounds < self._retry_after:
                 return False
-            self.drafts.fade(0.0)
+            self.drafts.chain.fade(0.0)
             self._abstains, self._rounds = False, 0
             self._retry_after = min(2 * self._retry_after, RETRY_LAST)
         elif self._rounds >= REVIEW:
             seconds, self._rounds = self.controller.round_seconds, 0
-            drafted = self.drafts.expected(k)[-1]
-            self._abstains = seconds is not None and not pays(drafted, seconds[k], seconds[0])
+            drafted = self.drafts.expected()[arm]
+            self._abstains = seconds is not None and not pays(drafted, seconds[arm], seconds[0])
         return not self._abstains

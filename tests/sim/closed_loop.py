@@ -11,15 +11,20 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from coordinator.proposers.interface import Guess
 from coordinator.speculation.controller import Controller
 from coordinator.speculation.policy import Policy, Verification
-from paceline.core.types import Proposal, Verdict
-from tests.sim.rounds import accepting, chain
+from paceline.core.types import CHAIN, Proposal, TreeShape, Verdict
+from tests.sim.rounds import accepting, chain, children, following, tree
 
 MAX_K = 8
+NOTHING = chain(0)
+RANKS = (0.4, 0.2, 0.1)
+"""Where a draft's first token is wrong, how often its second, third, … is right."""
+TREE_ROWS = 3
+"""Rows of a tree in a pass of the draft: up to its width."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +58,17 @@ def text_of_all_kinds(number: int, now: float) -> Callable[[int], float]:
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """The same K in every round, as `FixedLength`, but without learning, which is half of the time that
-    simulating takes."""
+    """The same K and shape in every round, as `FixedLength`, but without learning, which is half of the time
+    that simulating takes."""
 
     num_draft: int
+    tree: TreeShape = CHAIN
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         return min(self.num_draft, most)
+
+    def shape(self, k: int) -> TreeShape:
+        return self.tree
 
     def choose_guess(self, guesses: Sequence[Guess], most: int, num_draft: int) -> Guess | None:
         return None
@@ -87,7 +96,7 @@ class Job:
     remaining: int
     length: int
     drafted_to: int = 0
-    num_draft: int = 0
+    proposal: Proposal = NOTHING
     lacking: int = 0
     """When it was asked for a proposal."""
     unread: int = 0
@@ -122,12 +131,16 @@ class ClosedLoop:
     tokens: int = 96
     prompt: int = 40
     seed: int = 0
-    controller: Controller = field(default_factory=lambda: Controller(MAX_K))
+    ranks: tuple[float, ...] = RANKS
+    max_nodes: InitVar[int] = 0
+    """Most nodes of a tree that the policies choose."""
+    controller: Controller = field(init=False)
     now: float = 0.0
     made: int = 0
     drafted: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, max_nodes: int) -> None:
+        self.controller = Controller(MAX_K, max_nodes)
         self.rng = random.Random(self.seed)
         self.calendar: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self.tie = itertools.count()
@@ -164,8 +177,8 @@ class ClosedLoop:
 
     def begin(self, job: Job) -> None:
         k = 0 if job.first else self.choose(job)
-        job.num_draft = k
-        self.drafted += k
+        job.proposal = self.drafted_by(job, k)
+        self.drafted += job.proposal.num_draft_tokens
         if k == 0:
             self.verify(job)
             self.plan(job)
@@ -173,8 +186,15 @@ class ClosedLoop:
         job.lacking = job.unread = job.length - job.drafted_to
         job.policy.on_draft_request(job.lacking)
         job.drafted_to = job.length
-        job.sent_at, job.steps_left, job.prefill = self.now, k, 0.0
+        job.sent_at, job.steps_left, job.prefill = self.now, job.proposal.depth, 0.0
         self.hop(self.draft_arrives, job)
+
+    def drafted_by(self, job: Job, k: int) -> Proposal:
+        """What the draft is going to answer."""
+        shape = job.policy.shape(k) if k else CHAIN
+        if shape.is_chain:
+            return chain(k)
+        return tree(job.acceptance(job.generated), self.ranks, k, shape)
 
     def choose(self, job: Job, more: int = 0) -> int:
         """K of the round after `more` tokens."""
@@ -215,7 +235,8 @@ class ClosedLoop:
         if not batch:
             return
         unread = [max(job.unread - MAX_K - 1, 0) for job in batch]
-        seconds = m.draft_step + m.draft_sequence * len(batch) + m.draft_token * sum(unread)
+        rows = sum(TREE_ROWS if job.proposal.is_tree else 1 for job in batch)
+        seconds = m.draft_step + m.draft_sequence * rows + m.draft_token * sum(unread)
         taken = self.noisy(seconds, self.target_busy)
         for job, own in zip(batch, unread, strict=True):
             job.unread = 0
@@ -233,7 +254,7 @@ class ClosedLoop:
         self.draft_pass()
 
     def proposal(self, job: Job) -> None:
-        job.policy.on_proposal(chain(job.num_draft), self.now - job.sent_at, job.lacking, job.prefill)
+        job.policy.on_proposal(job.proposal, self.now - job.sent_at, job.lacking, job.prefill)
         self.verify(job)
 
     def verify(self, job: Job) -> None:
@@ -241,7 +262,7 @@ class ClosedLoop:
         self.hop(self.target_arrives, job)
 
     def waits(self, job: Job) -> None:
-        job.policy.on_verify(chain(job.num_draft), prefills=job.first)
+        job.policy.on_verify(job.proposal, prefills=job.first)
         job.sent_at, job.number = self.now, job.number + 1
 
     def target_arrives(self, job: Job) -> None:
@@ -260,7 +281,7 @@ class ClosedLoop:
         if not batch:
             return
         prefill = sum(job.length - 1 for job in batch if job.first)
-        rows = prefill + sum(job.num_draft + 1 for job in batch)
+        rows = prefill + sum(job.proposal.num_draft_tokens + 1 for job in batch)
         seconds = m.target_step + m.target_sequence * len(batch) + m.target_row * rows
         seconds = self.noisy(seconds, self.draft_busy)
         self.target_reads = self.now, self.now + seconds, prefill
@@ -276,15 +297,12 @@ class ClosedLoop:
         self.target_pass()
 
     def verdict(self, job: Job, rows: int, prefill: int, sequences: int, went_on: bool) -> None:
-        rate = job.acceptance(job.generated)
-        accepted = 0
-        while accepted < job.num_draft and self.rng.random() < rate:
-            accepted += 1
+        judged = self.judged(job.proposal, job.acceptance(job.generated))
         waited, job.prefill_before = prefill + job.prefill_before, 0
         timing = None if job.first else Verification(self.now - job.sent_at, waited)
-        job.policy.on_verdict(chain(job.num_draft), accepting(accepted), timing)
+        job.policy.on_verdict(job.proposal, judged, timing)
         job.first = False
-        made = min(accepted + 1, job.remaining)
+        made = min(judged.num_accepted + 1, job.remaining)
         self.made += made
         job.generated += made
         job.length += made
@@ -298,3 +316,24 @@ class ClosedLoop:
         else:
             job.policy.on_suspend()
             self.start()
+
+    def judged(self, proposal: Proposal, rate: float) -> Verdict:
+        if not proposal.is_tree:
+            accepted = 0
+            while accepted < proposal.num_draft_tokens and self.rng.random() < rate:
+                accepted += 1
+            return accepting(accepted)
+        after, path, at = children(proposal), list[int](), -1
+        while at in after and (rank := self.rank(rate)) < len(after[at]):
+            at = after[at][rank]
+            path.append(at)
+        return following(tuple(path))
+
+    def rank(self, rate: float) -> int:
+        """Of the target's token among the draft's."""
+        left = self.rng.random()
+        for rank, share in enumerate((rate, *((1 - rate) * share for share in self.ranks))):
+            left -= share
+            if left < 0:
+                return rank
+        return len(self.ranks) + 1

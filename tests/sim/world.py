@@ -27,6 +27,7 @@ from coordinator.scheduling.dispatcher import Dispatcher
 from coordinator.scheduling.running_sequence import Running
 from coordinator.sequence.ledger import Commit, Finish, Ledger
 from coordinator.sequence.messages import Deadlines, Phase
+from coordinator.speculation.arms import DraftArm
 from coordinator.speculation.controller import Controller
 from coordinator.speculation.policy import FixedLength, GoodputPolicy
 from draft_worker.engine import DraftEngine
@@ -391,7 +392,7 @@ def experienced_controller() -> Controller:
     for power in range(12):
         for k in range(MAX_K + 1):
             for _ in range(10):
-                controller.costs.add(k, 0.001 * (k > 0), 0.006 + 0.0002 * k, 2**power)
+                controller.costs.add(DraftArm(k), 0.001 * (k > 0), 0.006 + 0.0002 * k, 2**power)
     return controller
 
 

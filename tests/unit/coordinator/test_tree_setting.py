@@ -9,6 +9,8 @@ from harness.refusals import refused
 
 from coordinator.requests.machine_factory import Machines
 from coordinator.requests.tree_setting import TreeSetting, tree_setting
+from coordinator.speculation.arms import AUTO_WIDTH
+from coordinator.speculation.policy import GoodputPolicy, Policy
 from paceline.core.config import CoordinatorConfig
 from paceline.core.types import (
     CHAIN,
@@ -93,13 +95,29 @@ def test_a_bound_on_nothing_is_refused() -> None:
     assert setting(drafts_per_sequence=2, max_tree_nodes=8).nodes == 8
 
 
+def policy_of(config: CoordinatorConfig, speculation: SpeculationParams) -> Policy:
+    params = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 1)
+    call = GenerateCall("", (1,), params.sampling, speculation)
+    machines = Machines(config, None)  # type: ignore[arg-type]
+    return machines.make(call, params, make_ledger(), common_pb2.WorkerInfo()).state.planner.policy
+
+
 @pytest.mark.parametrize("k", [4, "auto"])
 @pytest.mark.parametrize("table", ["", "[[1, 4, 5]]"])
 def test_the_policy_gets_the_bounds(k: DraftTokens, table: str) -> None:
     config = CoordinatorConfig(targets=("t:1",), tokenizer="t", num_speculative_tokens_per_batch_size=table)
-    machines = Machines(config, None)  # type: ignore[arg-type]
     speculation = SpeculationParams(num_speculative_tokens=k, tree_width=3, max_tree_nodes=9)
-    params = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 1)
-    call = GenerateCall("", (1,), params.sampling, speculation)
-    state = machines.make(call, params, make_ledger(), common_pb2.WorkerInfo()).state
-    assert state.planner.policy.shape(2) == TreeShape(3, 9)
+    policy = policy_of(config, speculation)
+    assert policy.tree == TreeShape(3, 9)
+    if isinstance(policy, GoodputPolicy):
+        assert not policy.draws_chains
+    else:
+        assert policy.shape(2) == TreeShape(3, 9)
+
+
+@pytest.mark.parametrize(("k", "bounds"), [("auto", TreeShape(AUTO_WIDTH, 9)), (4, CHAIN)])
+def test_the_policy_chooses_chain_or_tree_with_k(k: DraftTokens, bounds: TreeShape) -> None:
+    config = CoordinatorConfig(targets=("t:1",), tokenizer="t", tree_width="auto", max_tree_nodes=9)
+    policy = policy_of(config, SpeculationParams(num_speculative_tokens=k))
+    assert policy.tree == bounds
+    assert policy.draws_chains

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from coordinator.speculation.exploration import (
+    DISTANCES,
     EARLY_TRIALS,
     FIRST,
     FIRST_DRAFT,
     LONGEST,
-    NEIGHBOUR,
     SHORTEST,
     TRIAL,
     Exploration,
 )
 
 EVEN = [1.0] * 9
+REGIMES = [range(1), range(1, 9)]
 
 
 def count_until_due(exploration: Exploration, sequences: int) -> int:
@@ -27,7 +28,7 @@ def count_until_due(exploration: Exploration, sequences: int) -> int:
 
 
 def run_trial(exploration: Exploration, best: int, sequences: int, *, changed: bool = False) -> int | None:
-    k = exploration.begin(best, EVEN, sequences)
+    k = exploration.begin(best, EVEN, REGIMES, sequences)
     if k is not None:
         while not exploration.is_over:
             exploration.count(sequences)
@@ -39,7 +40,7 @@ def run_trial(exploration: Exploration, best: int, sequences: int, *, changed: b
 def test_the_first_trial_comes_soon_and_lasts(sequences: int) -> None:
     exploration = Exploration()
     assert count_until_due(exploration, sequences) == FIRST * sequences + 1
-    assert exploration.begin(0, EVEN, sequences) == FIRST_DRAFT
+    assert exploration.begin(0, EVEN, REGIMES, sequences) == FIRST_DRAFT
     for _ in range(TRIAL * sequences):
         assert not exploration.is_over
         exploration.count(sequences)
@@ -69,21 +70,33 @@ def test_a_changed_choice_makes_trials_frequent_again() -> None:
 
 def test_trials_alternate_between_plain_and_a_neighbour() -> None:
     exploration, tried = Exploration(), []
-    for _ in range(4):
+    for _ in range(6):
         count_until_due(exploration, 1)
         tried.append(run_trial(exploration, 4, 1))
-    assert tried == [0, 4 + NEIGHBOUR, 0, 4 + NEIGHBOUR]
+    assert tried == [0, 4 + DISTANCES[1], 0, 4 + DISTANCES[0], 0, 4 + DISTANCES[1]]
 
 
 def test_the_greatest_k_tries_the_neighbour_below() -> None:
     exploration = Exploration(trials=1)
-    assert exploration.begin(8, EVEN, 1) == 8 - NEIGHBOUR
+    assert exploration.begin(8, EVEN, REGIMES, 1) == 8 - DISTANCES[1]
 
 
 def test_a_hopeless_k_is_not_tried_after_two_trials() -> None:
     exploration = Exploration(trials=2)
     count_until_due(exploration, 1)
-    assert exploration.begin(0, [1.0, *[0.5] * 8], 1) is None
+    assert exploration.begin(0, [1.0, *[0.5] * 8], REGIMES, 1) is None
     assert not exploration.is_due
     count_until_due(exploration, 1)
-    assert exploration.begin(0, [1.0, *[0.9] * 8], 1) == 1
+    assert exploration.begin(0, [1.0, *[0.9] * 8], REGIMES, 1) == 1
+
+
+def test_with_trees_trials_take_turns_among_the_regimes() -> None:
+    regimes, goodput = [range(1), range(1, 9), range(9, 13)], [1.0] * 13
+    goodput[11], goodput[5] = 1.1, 1.05
+    for best, tried in ((4, {0, 5, 6, 11}), (10, {0, 5, 11, 12}), (0, {5, 11})):
+        exploration = Exploration(trials=5)
+        assert {exploration.begin(best, goodput, regimes, 1) for _ in range(6)} == tried
+
+
+def test_a_load_that_only_draws_trees_begins_with_a_small_one() -> None:
+    assert Exploration().begin(0, [1.0] * 13, [range(1), range(9, 13)], 1) == 10

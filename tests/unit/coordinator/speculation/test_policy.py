@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.proposers.interface import Guess
 from coordinator.proposers.prompt_lookup import NAME, PRIOR_RATES, grade_of
+from coordinator.speculation.arms import DraftArm
 from coordinator.speculation.controller import GUESS_AGAIN, READING, STARVED, Controller, kind_of
 from coordinator.speculation.expected_tokens import DepthAcceptance, ReplayedAcceptance
 from coordinator.speculation.exploration import Exploration
@@ -34,7 +35,7 @@ def experienced(plain: float = 0.01, first: float = 0.012, each: float = 0.0005)
         for k in range(MOST + 1):
             for _ in range(50):
                 drafting = each * k
-                controller.costs.add(k, drafting, first if k else plain, 2**power)
+                controller.costs.add(DraftArm(k), drafting, first if k else plain, 2**power)
         controller._explorations[power] = Exploration(due=10**9)
     return controller
 
@@ -108,7 +109,7 @@ def test_a_fixed_k_stays_and_teaches_the_pool() -> None:
     controller = experienced()
     fixed = FixedLength(controller, 4)
     assert set(run(fixed, 0.9, 200, random.Random(1))) == {4}
-    expected = GoodputPolicy(controller, MOST).drafts.expected(4)
+    expected = GoodputPolicy(controller, MOST).drafts.chain.expected(4)
     assert expected[4] == pytest.approx(4.1, abs=0.3)
 
 
@@ -202,7 +203,7 @@ def test_accepted_copies_are_repeated() -> None:
     policy = GoodputPolicy(experienced(), MOST)
     run(policy, 0.5, 50, random.Random(1))
     taught(policy, 12, 4)
-    assert length_of(policy, 12, MOST, policy.controller.k) >= 4
+    assert length_of(policy, 12, MOST, policy.controller.arm) >= 4
 
 
 def test_rejected_copies_become_rare() -> None:
@@ -271,7 +272,7 @@ def test_fixed_k_rounds_are_measured_and_compared() -> None:
     controller = Controller(MOST)
     fixed = FixedLength(controller, 4)
     run(fixed, 0.98, 100, random.Random(1))
-    assert controller.k == 0
+    assert controller.arm == 0
     assert controller.round_seconds[4] == pytest.approx(0.014, rel=0.05)
     taught(fixed, 2, 0)
     assert length_of(fixed, 2, MOST, 4) == 0
@@ -284,7 +285,7 @@ def test_copies_without_a_draft_are_weighed() -> None:
     for _ in range(100):
         policy.on_verify(chain(0), prefills=False)
         policy.on_verdict(chain(0), accepting(0), Verification(0.01))
-    assert (controller.k, controller.best) == (0, 0)
+    assert (controller.arm, controller.best) == (0, 0)
     assert controller.goodput[0] == pytest.approx(100, rel=0.01)
     taught(policy, 2, 0)
     taught(policy, 12, 4)
