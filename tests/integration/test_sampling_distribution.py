@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def marginal(paths: Mapping[Ids, float], part: slice) -> dict[Hashable, float]:
     return result
 
 
-async def sample(address: str, prompt: Ids, mode: str) -> tuple[list[Ids], int, int]:
+async def sample(address: str, prompt: Ids, mode: str, **speculation: Any) -> tuple[list[Ids], int, int]:
     """The tokens of every seed, and how many were drafted and accepted."""
     room = asyncio.Semaphore(AT_ONCE)
     async with AsyncClient(address) as client:
@@ -91,7 +92,7 @@ async def sample(address: str, prompt: Ids, mode: str) -> tuple[list[Ids], int, 
                 result = await client.generate(
                     prompt,
                     {**WARPERS, "seed": seed, "max_tokens": MAX_TOKENS, "ignore_eos": True},
-                    speculation={"num_speculative_tokens": K, "acceptance": mode},
+                    speculation={"num_speculative_tokens": K, "acceptance": mode, **speculation},
                     timeout=HANG,
                 )
             what = result.speculative_decoding
