@@ -12,7 +12,6 @@ import pytest
 from harness.oracle import Ids, Oracle
 from harness.pair import Pair
 from harness.prompts import SOURCE
-from harness.refusals import refused
 from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker, sound_stack, together
 from harness.tiers import mostly_full
 from harness.waiting import HANG
@@ -87,11 +86,9 @@ def test_tokens_are_those_of_plain_decoding(
     assert [result.token_ids for result in alone] == plain
     assert [result.token_ids for result in crowded] == plain * 3
     assert counted(alone)[1] > 0
-    rounds = [result.speculative_decoding for result in alone]
-    per_round = sum(told.num_draft_tokens for told in rounds) / sum(told.num_rounds for told in rounds)
-    assert per_round <= max(nodes, 5)
     if width > 1 and nodes > 5:
-        assert per_round > 5, "no tree was drafted"
+        ranks = [result.speculative_decoding.accepted_per_rank[1:] for result in alone]
+        assert sum(map(sum, ranks)) > 0, "no second child was accepted"
 
 
 def test_a_tree_brings_more_tokens_a_round_than_its_chain(client: Client, oracle: Oracle) -> None:
@@ -175,31 +172,6 @@ async def test_a_seed_repeats_its_tokens_in_rejection_mode(stack: RunningStack, 
         ]
     assert first.token_ids == second.token_ids
     assert first.speculative_decoding.num_accepted_draft_tokens > 0
-
-
-@pytest.mark.parametrize(
-    ("speculation", "field"),
-    [
-        ({"tree_width": 2, "acceptance": "block"}, "tree_width"),
-        ({"drafts_per_sequence": 2, "acceptance": "block"}, "drafts_per_sequence"),
-        ({"tree_width": 0}, "tree_width"),
-        ({"tree_width": 17}, "tree_width"),
-        ({"tree_width": 2, "max_tree_nodes": 65}, "max_tree_nodes"),
-        ({"tree_width": 2, "max_tree_nodes": 0}, "max_tree_nodes"),
-        ({"drafts_per_sequence": 5}, "drafts_per_sequence"),
-        ({"tree_width": 3, "num_speculative_tokens": 0}, "tree_width"),
-        ({"tree_width": 3, "drafter": "ngram"}, "tree_width"),
-    ],
-)
-def test_what_has_no_meaning_is_refused_by_name(
-    stack: RunningStack, speculation: dict[str, Any], field: str
-) -> None:
-    told = {"num_speculative_tokens": 4} | speculation
-    with refused(field):
-        stack.client.generate(
-            [5, 6, 7], {"max_tokens": 4, "temperature": 1.0}, speculation=told, timeout=HANG
-        )
-    stack.good_request()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
