@@ -153,7 +153,8 @@ async def test_sampled_tokens_have_the_models_distribution(
     address = stack.address if drafts == 1 else fleet.address
     shape = shape_of(width, nodes, drafts)
     tokens, drafted, accepted = await sample(address, prompt, "rejection", drafter="draft", **shape)
-    assert drafted >= SEEDS
+    # A chain of K proposes less.
+    assert drafted >= SEEDS * nodes
     assert 0.02 * drafted < accepted < 0.98 * drafted
     parts = [slice(TOGETHER), *(slice(i, i + 1) for i in range(MAX_TOKENS))]
     values = [chi_square_p(Counter(t[part] for t in tokens), marginal(paths, part)) for part in parts]
