@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -50,6 +50,11 @@ _MEANINGS: Final = {
 }
 _PLAIN: Final = SpeculationParams(num_speculative_tokens=0)
 _SPECULATIVE: Final = SpeculationParams()
+_SHAPES: Final = {
+    "chains": SpeculationParams(drafter="draft", tree_width=1),
+    "trees of 16 tokens": SpeculationParams(drafter="draft", tree_width=4, max_tree_nodes=16),
+}
+"""By the draft alone: what is copied from the text is a chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,21 +116,23 @@ def run_demo(config: DemoConfig, console: Console) -> None:
         for role in stack.roles:
             console.print(f"  {role:11} pid {stack.pid(role):<7} {stack.address_of(role)}")
         # asyncio turns Ctrl-C into a cancellation. A KeyboardInterrupt inside gRPC could make it hang.
-        speculative, plain = asyncio.run(_show(stack.address, config, console))
+        speculative, plain, shapes = asyncio.run(_show(stack.address, config, console))
     console.print()
     console.print(comparison(speculative, plain))
     console.print()
     console.print(round_account(speculative[-1].result, plain[-1].result))
     console.print()
-    for line in conclusions(speculative, plain, config.temperature):
+    for line in (*conclusions(speculative, plain, config.temperature), *of_shapes(shapes)):
         console.print(line)
 
 
-async def _show(address: str, config: DemoConfig, console: Console) -> tuple[list[Measured], list[Measured]]:
+async def _show(
+    address: str, config: DemoConfig, console: Console
+) -> tuple[list[Measured], list[Measured], Mapping[str, GenerationResult]]:
     async with AsyncClient(address) as client:
         await _warm_up(client, config)
         await stream_completion(client, config, console)
-        return await _measure(client, config)
+        return *await _measure(client, config), await _shapes(client, config)
 
 
 async def _warm_up(client: AsyncClient, config: DemoConfig) -> None:
@@ -184,6 +191,26 @@ async def _measure(client: AsyncClient, config: DemoConfig) -> tuple[list[Measur
             result = await client.generate(config.prompt, config.sampling, speculation=speculation)
             measured.append(Measured(result, time.perf_counter() - start))
     return speculative, plain
+
+
+async def _shapes(client: AsyncClient, config: DemoConfig) -> Mapping[str, GenerationResult]:
+    """One request with chains and one with trees; none where the server cannot draft trees."""
+    chains_only = config.stack.acceptance.facts.whole_chain and config.temperature > 0
+    if chains_only or config.stack.num_speculative_tokens == 0:
+        return {}
+    return {
+        name: await client.generate(config.prompt, config.sampling, speculation=speculation)
+        for name, speculation in _SHAPES.items()
+    }
+
+
+def of_shapes(results: Mapping[str, GenerationResult]) -> list[str]:
+    """Tokens of a round for each shape of the draft's proposals."""
+    told = [
+        f"{result.speculative_decoding.mean_acceptance_length:.2f} with {name}"
+        for name, result in results.items()
+    ]
+    return [f"Tokens of a round, by the draft alone: {', '.join(told)}."] if told else []
 
 
 def comparison(speculative: list[Measured], plain: list[Measured]) -> Table:

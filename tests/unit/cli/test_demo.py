@@ -25,6 +25,7 @@ from paceline.demo import (
     TokenTexts,
     comparison,
     conclusions,
+    of_shapes,
     round_account,
     stream_completion,
 )
@@ -181,6 +182,13 @@ def test_the_reason_for_different_tokens_fits_the_mode(mode: AcceptanceMode, tem
     by_design = mode is not AcceptanceMode.COUPLED and temperature > 0
     assert ("last bits of logits" in told) is not by_design
     assert (f"in {mode.value} mode the tokens of a seed depend on the rounds" in told) is by_design
+
+
+def test_tokens_of_a_round_are_told_by_shape() -> None:
+    shapes = {"chains": result(accepted=3), "trees of 16 tokens": result(drafted=32, accepted=5)}
+    (line,) = of_shapes(shapes)
+    assert line.endswith(": 2.50 with chains, 3.50 with trees of 16 tokens.")
+    assert of_shapes({}) == []
 
 
 def test_without_drafts_there_is_no_theory() -> None:
