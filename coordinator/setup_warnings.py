@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.config import CoordinatorConfig
+from paceline.core.validation import AUTO
 from paceline.v1 import common_pb2
 
 
@@ -43,9 +44,14 @@ def setup_warnings(
         for worker in workers
         if config.tree_width != 1 and not worker.max_tree_nodes
     ]
+    undecided = [
+        "tree_width is auto, but num_speculative_tokens is not: there are only chains"
+        for _ in drafts
+        if config.tree_width == AUTO and (config.speculation_table or config.num_speculative_tokens != AUTO)
+    ]
     few = [
         f"drafts_per_sequence is {wanted}, but there are fewer draft workers ({len(drafts)})"
         for wanted in (config.drafts_per_sequence,)
         if 0 < len(drafts) < wanted
     ]
-    return list(dict.fromkeys([*shorter, *idle, *waiting, *chains, *few]))
+    return list(dict.fromkeys([*shorter, *idle, *waiting, *chains, *undecided, *few]))

@@ -22,7 +22,8 @@ from paceline.core.system.listening import check_ports
 from paceline.core.system.small_files import read_text
 from paceline.rpc.security.credentials import check_files
 from paceline.supervisor.arguments import flag
-from paceline.supervisor.stack_config import StackConfig, kind_of
+from paceline.supervisor.devices import kind_of
+from paceline.supervisor.stack_config import StackConfig
 
 
 def check_worker(config: WorkerConfig) -> None:

@@ -29,9 +29,10 @@ from paceline.supervisor.children import (
     Supervisor,
     log_to_stderr,
 )
+from paceline.supervisor.devices import kind_of
 from paceline.supervisor.folders import owned_folder, working_folder
 from paceline.supervisor.preflight import check_stack
-from paceline.supervisor.stack_config import StackConfig, kind_of
+from paceline.supervisor.stack_config import StackConfig
 from paceline.telemetry.steps import step
 
 _SHORT_FOLDER = "/tmp"  # noqa: S108 - only for a private folder in it

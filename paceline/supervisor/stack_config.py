@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from paceline.assets.checkpoints import weight_bytes
 from paceline.core.config import (
     HAS_LOCAL_SOCKETS,
     MODEL_DRAFTER,
@@ -19,6 +18,7 @@ from paceline.core.config import (
 )
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.system.cores import core_quota, usable_cores, within_quota
+from paceline.supervisor.devices import kind_of, on_cpu, parts, sharers
 from paceline.supervisor.stack_options import StackOptions
 
 _ConfigT = TypeVar("_ConfigT", DraftConfig, TargetConfig, CoordinatorConfig)
@@ -91,17 +91,8 @@ _DRAFT_PREFIXES = ("draft", "corpus", "lookahead_", "sub_drafter", "support_")
 
 _ONE_GPU: Final = 0.85
 """Share of a GPU's memory for weights and caches of two workers together; passes need the rest."""
-_SHARES: Final = {"target": 0.7, "draft": 0.3}
-"""Division of a GPU's share between a target and its drafts if their weights' sizes are unknown. A draft
-commonly needs a third of a target's memory or less."""
-_BESIDE_WEIGHTS: Final = 1 << 29
-"""Bytes that are added to a worker's weights where sizes divide a GPU: for logits and buffers, which even the
-smallest model needs."""
 _FEW_SEQUENCES: Final = 1
 """Most sequences with drafting ahead if the coordinator shares the models' cores."""
-_DEVICES = Path("/dev")
-_WSL_CUDA = Path("/usr/lib/wsl/lib/libcuda.so.1")
-"""Present in WSL if Windows has an NVIDIA driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +168,7 @@ class StackConfig(StackOptions):
     @property
     def may_use_gpus(self) -> bool:
         """True unless all workers compute on a CPU."""
-        return not all(_on_cpu(self._device_of(role)) for role in self.worker_roles)
+        return not all(on_cpu(self._device_of(role)) for role in self.worker_roles)
 
     def worker_config(self, role: str) -> DraftConfig | TargetConfig:
         """The configuration of the worker with this name."""
@@ -255,23 +246,12 @@ class StackConfig(StackOptions):
             return share
         if self._blocks_of(role) is not None or own.get("num_blocks") is not None:
             return None
-        if _on_cpu(self._device_of(role)):
+        if on_cpu(self._device_of(role)):
             return None
-        sharers = self._sharers(role)
-        if len(sharers) == 1:
+        models = {each: self._model_of(each) for each in self._sharers(role)}
+        if len(models) == 1:
             return self.gpu_memory_utilization
-        return round((self.gpu_memory_utilization or _ONE_GPU) * self._parts(sharers)[role], 4)
-
-    def _parts(self, sharers: Sequence[str]) -> Mapping[str, float]:
-        """Division of a GPU's share between its workers: by their weights' sizes if they are known."""
-        sizes = {role: weight_bytes(self._model_of(role)) for role in sharers}
-        needs: dict[str, float] = {
-            role: size + _BESIDE_WEIGHTS for role, size in sizes.items() if size is not None
-        }
-        if len(needs) < len(sizes):
-            kinds = [kind_of(role) for role in sharers]
-            needs = {role: _SHARES[kind_of(role)] / kinds.count(kind_of(role)) for role in sharers}
-        return {role: need / sum(needs.values()) for role, need in needs.items()}
+        return round((self.gpu_memory_utilization or _ONE_GPU) * parts(models)[role], 4)
 
     def _model_of(self, role: str) -> str:
         named = self.draft_models[self._index_of(role)] if kind_of(role) == "draft" else self.target_model
@@ -297,12 +277,8 @@ class StackConfig(StackOptions):
         return len(self._sharers("target")) > 1
 
     def _sharers(self, role: str) -> tuple[str, ...]:
-        """All workers on this one's GPU; itself on a CPU. `auto` and `cuda` mean the first GPU."""
-        first = {"auto": "cuda:0", "cuda": "cuda:0"}
-        on = {each: self._device_of(each) for each in self.worker_roles}
-        gpus = {each: first.get(device, device) for each, device in on.items() if not _on_cpu(device)}
-        mine = gpus.get(role)
-        return tuple(each for each in self.worker_roles if each == role or gpus.get(each, role) == mine)
+        """All workers on this one's GPU; itself on a CPU."""
+        return sharers(role, {each: self._device_of(each) for each in self.worker_roles})
 
     @property
     def _branches(self) -> int | None:
@@ -335,8 +311,8 @@ class StackConfig(StackOptions):
         The coordinator and the workers' sockets need another core: with more than a few sequences, drafting
         ahead costs the time it saves.
         """
-        on_cpu = all(_on_cpu(self._device_of(role)) for role in self.worker_roles)
-        return on_cpu and _core_count() <= len(self.worker_roles)
+        slow = all(on_cpu(self._device_of(role)) for role in self.worker_roles)
+        return slow and _core_count() <= len(self.worker_roles)
 
     def coordinator_config(self, targets: tuple[str, ...], drafts: tuple[str, ...]) -> CoordinatorConfig:
         """The coordinator's configuration, once the workers' addresses are known."""
@@ -366,11 +342,6 @@ class StackConfig(StackOptions):
         return {f"{prefix}_{what}": str(Path(self.certificates) / name) for what, name in names.items()}
 
 
-def kind_of(role: str) -> str:
-    """`target` or `draft` for the name of a worker."""
-    return role.partition("-")[0]
-
-
 def _build(cls: type[_ConfigT], values: Mapping[str, Any], role: str) -> _ConfigT:
     known = {f.name for f in fields(cls)}
     for name in values:
@@ -389,16 +360,6 @@ def _build(cls: type[_ConfigT], values: Mapping[str, Any], role: str) -> _Config
 def _check_share(name: str, share: float) -> None:
     if not 0 < share <= 1:
         raise InvalidArgumentError(name, f"must be in (0, 1], got {share:g}")
-
-
-def _on_cpu(device: str) -> bool:
-    return device == "cpu" or (device == "auto" and not _may_have_cuda())
-
-
-def _may_have_cuda() -> bool:
-    """Whether there may be an NVIDIA GPU, with any number, because a container may not have the first. Under
-    WSL, GPUs of all makers share one device node."""
-    return any(_DEVICES.glob("nvidia[0-9]*")) or ((_DEVICES / "dxg").exists() and _WSL_CUDA.exists())
 
 
 def _core_count() -> int:

@@ -67,6 +67,17 @@ def test_workers_without_trees_are_named_if_there_should_be_trees(width: TreeWid
     assert warnings == [f"{each} takes no trees: its rounds have chains" for each in named]
 
 
+def test_a_width_that_nothing_chooses_is_told() -> None:
+    branching = common_pb2.WorkerInfo(model="branching", max_model_len=2048, max_tree_nodes=64)
+    for config in (
+        settings(4, tree_width="auto"),
+        settings(tree_width="auto", num_speculative_tokens_per_batch_size="[[1, 4, 5]]"),
+    ):
+        (warning,) = setup_warnings(config, branching, [branching])
+        assert warning.startswith("tree_width is auto")
+    assert setup_warnings(settings(4, tree_width=3), branching, [branching]) == []
+
+
 def test_missing_drafts_of_several_are_told() -> None:
     drafts = [worker("one", 2048), worker("other", 2048)]
     config = settings(drafts_per_sequence=2)

@@ -106,7 +106,7 @@ def test_our_environment_variables_do_not_reach_children(monkeypatch: pytest.Mon
 def two_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine's folder of device nodes, of which it has none."""
     monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0, 1))
-    monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
+    monkeypatch.setattr("paceline.supervisor.devices._DEVICES", tmp_path)
     return tmp_path
 
 
@@ -134,7 +134,7 @@ def test_models_sharing_two_cores_draft_ahead_less(
 def test_a_wsl_gpu_needs_nvidias_driver(two_cores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = two_cores / "libcuda.so.1"
     (two_cores / "dxg").touch()
-    monkeypatch.setattr("paceline.supervisor.stack_config._WSL_CUDA", driver)
+    monkeypatch.setattr("paceline.supervisor.devices._WSL_CUDA", driver)
     assert StackConfig().worker_config("draft").lookahead_sequences == 1
     driver.touch()
     assert StackConfig().worker_config("draft").lookahead_sequences == 256

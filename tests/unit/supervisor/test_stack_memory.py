@@ -23,7 +23,7 @@ GIB = 1 << 30
 def _sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are `8b` and `1b`, of as many half GiB of weights as 30 and 4; those of others are unknown."""
     sizes = {"8b": 15 * GIB, "1b": 2 * GIB}
-    monkeypatch.setattr("paceline.supervisor.stack_config.weight_bytes", sizes.get)
+    monkeypatch.setattr("paceline.supervisor.devices.weight_bytes", sizes.get)
 
 
 def of(**values: Any) -> list[tuple[int | None, float | None]]:
@@ -129,7 +129,7 @@ def test_sharing_a_gpu_is_told() -> None:
 
 
 def test_auto_means_the_first_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
+    monkeypatch.setattr("paceline.supervisor.devices._DEVICES", tmp_path)
     assert of() == [(None, None), (None, None)]
     (tmp_path / "nvidia0").touch()
     assert of() == [(None, 0.595), (None, 0.255)]
