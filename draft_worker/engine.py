@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draft_worker.drafters.interface import Drafter
+from draft_worker.drafters.interface import BranchRegion, Drafter
 from draft_worker.lookahead.fanout import MAX_RANK
 from draft_worker.lookahead.lookahead import Lookahead
 from draft_worker.lookahead.prefill_ahead import PrefillAhead
@@ -133,6 +133,11 @@ class DraftEngine:
     def max_tree_nodes(self) -> int:
         """Every drafter scores branches, of which trees are made."""
         return MAX_TREE_NODES
+
+    @property
+    def regions(self) -> list[BranchRegion]:
+        """All regions beside the sequences' own state: of branches drafted ahead, and of trees."""
+        return [*self.lookahead.regions, *self._trees.regions]
 
     @property
     def has_work(self) -> bool:

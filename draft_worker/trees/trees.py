@@ -63,6 +63,11 @@ class Trees:
                 return self._drafter.fork(held, entries)
         return None
 
+    @property
+    def regions(self) -> list[BranchRegion]:
+        """All regions that trees hold."""
+        return [tree.region for tree in self._by_sequence.values() if tree.region is not None]
+
     def grow(self, trees: Sequence[DraftTree]) -> int:
         """NodeFeed the wanted nodes of all these trees; returns their number. A tree that fails alone stops.
 

@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from draft_worker.lookahead.lookahead import Lookahead
+from draft_worker.engine import DraftEngine
 from paceline.engine.scheduling.sequences import HeldSequences
 from paceline.kv import BlockTable
 from paceline.kv.prefix import first_key, next_key
 from tests.sim.toys import ToyRunner
 
 
-def branch_tables(lookahead: Lookahead) -> list[BlockTable]:
-    """The tables of all branches; with those of the sequences they own every used block."""
-    regions: list[Any] = list(lookahead.regions)
+def branch_tables(draft: DraftEngine) -> list[BlockTable]:
+    """The tables of all branches and trees; with those of the sequences they own every used block."""
+    regions: list[Any] = list(draft.regions)
     return [table for region in regions for table in region.tables]
 
 

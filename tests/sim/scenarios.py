@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,14 @@ import numpy as np
 
 from coordinator.proposers.registry import CONTEXT_SOURCES
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
+from paceline.core.types import (
+    CHAIN,
+    AcceptanceMode,
+    SamplingParams,
+    SequenceParams,
+    TokenLogprobs,
+    TreeShape,
+)
 from paceline.core.validation import AUTO
 from paceline.rpc.codec import check_choices_remain
 from tests.sim.reference import Expected, letter, plain_decoding
@@ -21,6 +29,7 @@ VOCAB = 6
 EOS = (5,)
 TARGET = ToyModel(VOCAB, seed=3)
 DRAFT = TARGET.near(0.8)
+DRAFTS = DRAFT, TARGET.near(1.0, seed=2)
 MAX_MODEL_LEN = 40
 
 FAULTS = (
@@ -118,6 +127,20 @@ def foreseeing_world(seed: int, num_drafts: int = 1) -> World:
     return world
 
 
+def branching_world(seed: int, *, choosing: bool = True) -> World:
+    """A random world in which requests draft trees, with up to three drafts of two models, or both."""
+    world = random_world(seed, choosing=choosing, drafts=DRAFTS, most_drafts=4, draft_tokens=20)
+    rng = random.Random(f"branching {seed}")
+    for client in world.clients:
+        client.request = replace(
+            client.request,
+            k=rng.choice((1, 2, 3, 5)),
+            tree=rng.choice((CHAIN, TreeShape(2, 5), TreeShape(3, 8), TreeShape(4, 20))),
+            drafts=rng.choice((1, 2, 3)),
+        )
+    return world
+
+
 PROMPTS = tuple(tuple(random.Random(f"prompt {i}").choices(range(VOCAB - 1), k=16)) for i in range(2))
 """What requests of a crowded world begin with."""
 
@@ -161,10 +184,20 @@ def crowded_world(seed: int) -> World:
     return world
 
 
-def random_world(seed: int, *, choosing: bool = True) -> World:
-    """A service with 1 to 5 clients, 1 or 2 workers of each kind and up to 5 faults."""
+def random_world(
+    seed: int,
+    *,
+    choosing: bool = True,
+    drafts: Sequence[ToyModel] = (DRAFT,),
+    most_drafts: int = 2,
+    draft_tokens: int = 5,
+) -> World:
+    """A service with 1 to 5 clients, 1 or 2 workers of each kind and up to 5 faults.
+
+    `draft_tokens` is the most of a round.
+    """
     rng = random.Random(f"scenario {seed}")
-    num_drafts = rng.choice((0, 1, 1, 2))
+    num_drafts = rng.choice((0, 1, 1, 2)) if most_drafts == 2 else rng.randint(1, most_drafts)
     kinds = [kind for kind in FAULTS if num_drafts or kind.startswith("target")]
     faults = Faults(
         duplicates=rng.choice((0.0, 0.1, 0.5)),
@@ -174,11 +207,11 @@ def random_world(seed: int, *, choosing: bool = True) -> World:
     world = World(
         seed,
         target=TARGET,
-        draft=DRAFT,
+        draft=drafts,
         num_targets=rng.choice((1, 1, 2)),
         num_drafts=num_drafts,
-        # 11 blocks hold one sequence of full length and 5 draft tokens, 40 hold three.
-        target_blocks=rng.choice((12, 20, 40)),
+        # The fewest hold one sequence of full length and its draft tokens, 40 hold three.
+        target_blocks=rng.choice((10 + math.ceil(draft_tokens / 4), 20, 40)),
         draft_blocks=rng.choice((3, 12, 40)),
         max_sequences=rng.choice((1, 3, 600)),
         max_running=rng.choice((2, 600)),

@@ -5,11 +5,17 @@ A failing seed says how to replay it; PACELINE_SIM_SEEDS=0:5000 runs thousands.
 
 from __future__ import annotations
 
+from collections import Counter
+from unittest import mock
+
 import pytest
 from harness.tiers import mostly_full
 
-from tests.sim.scenarios import check_equal, foreseeing_world, random_world
-from tests.sim.world import SimulationError, World, chosen_seeds
+from coordinator.scheduling.running_sequence import Running
+from coordinator.sequence.ledger import Commit
+from coordinator.sequence.round_record import RoundRecord
+from tests.sim.scenarios import branching_world, check_equal, foreseeing_world, random_world
+from tests.sim.world import CheckedDispatcher, SimulationError, World, chosen_seeds
 
 
 def run_and_check(world: World, seed: int) -> None:
@@ -30,6 +36,31 @@ def test_faults_change_no_token(seed: int) -> None:
 @pytest.mark.parametrize("seed", mostly_full(chosen_seeds(60), count=20))
 def test_rounds_begun_ahead_change_no_token(seed: int) -> None:
     run_and_check(foreseeing_world(seed), seed)
+
+
+@pytest.mark.parametrize("seed", mostly_full(chosen_seeds(200), count=50))
+def test_trees_of_several_drafts_change_no_token(seed: int) -> None:
+    run_and_check(branching_world(seed), seed)
+
+
+def test_targets_judge_trees_of_one_and_of_several_drafts() -> None:
+    """The worlds above have all kinds of rounds, and paths that leave the first child."""
+    judged: Counter[tuple[str, int]] = Counter()
+    ranks: Counter[int] = Counter()
+
+    class Looking(CheckedDispatcher):
+        def _tell_of(self, running: Running, commit: Commit | None, record: RoundRecord | None) -> None:
+            if record is not None and record.num_draft:
+                shape = "chain" if record.num_draft == record.depth else "tree"
+                judged[shape, len(running.drafts)] += 1
+                ranks.update(record.accepted_ranks)
+            super()._tell_of(running, commit, record)
+
+    with mock.patch("tests.sim.world.CheckedDispatcher", Looking):
+        for seed in range(24):
+            branching_world(seed).run()
+    assert min(judged[shape, drafts] for shape in ("chain", "tree") for drafts in (1, 2, 3)) > 10
+    assert ranks[1] > 20
 
 
 @pytest.mark.parametrize(("num_drafts", "share"), [(1, 1 / 5), (0, 1 / 2)], ids=["drafted", "plain"])

@@ -23,7 +23,7 @@ from coordinator.round.steps import Steps
 from coordinator.sequence.round_record import PROMPT_LOOKUP
 from coordinator.sequence.stats import SpeculationStats
 from paceline.core.config import NO_SUB_DRAFTER
-from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SparseDistribution
+from paceline.core.types import CHAIN, AcceptanceMode, Proposal, SamplingParams, SparseDistribution, TreeShape
 from paceline.core.validation import AUTO, DraftTokens
 from paceline.decoding import sparse_acceptance
 from tests.sim.reference import invert
@@ -32,7 +32,8 @@ from tests.sim.world import Faults, Request, World
 
 VOCAB = 4
 TARGET = ToyModel(VOCAB, seed=11, sharpness=0.9)
-DRAFT = TARGET.near(0.7)
+DRAFTS = TARGET.near(0.7), TARGET.near(0.9, seed=2)
+"""Draft workers of a world with several have them in turn."""
 PROMPT = (2, 0, 1)
 PAIRS = (0, 0, 1, 0, 2, 0, 3, 1, 1, 2, 1, 3, 2, 2, 3, 3, 0)
 """A prompt with every pair of tokens: whatever comes next, something followed it before."""
@@ -77,6 +78,8 @@ def simulate(
     sources: tuple[str, ...] = (),
     draft_changes: Mapping[str, Any] | None = None,
     sub_drafter: str = NO_SUB_DRAFTER,
+    tree: TreeShape = CHAIN,
+    drafts: int = 1,
 ) -> World:
     guessing = sub_drafter != NO_SUB_DRAFTER
     events = [(ARRIVALS / 2, "draft gone")] if faults == "dies" else []
@@ -85,9 +88,10 @@ def simulate(
     world = World(
         1,
         target=TARGET,
-        draft=DRAFT,
+        draft=DRAFTS,
+        num_drafts=drafts,
         target_blocks=n * 8,
-        draft_blocks=n * 8,
+        draft_blocks=n * 8 * (1 if tree.is_chain else 4),
         max_sequences=n,
         max_running=n,
         batch=4000,
@@ -111,6 +115,8 @@ def simulate(
                 mode,
                 k=k,
                 sources=sources,
+                tree=tree,
+                drafts=drafts,
                 draft_changes=draft_changes or {},
                 arrives=ARRIVALS * i / n,
                 reads_every=0.01,
@@ -193,6 +199,32 @@ def test_context_sources_keep_the_distribution(mode: AcceptanceMode, source: str
 def test_the_drafts_own_sampling_keeps_the_distribution(mode: AcceptanceMode, changes: Any) -> None:
     world = simulate(mode, first_seed=110_000, draft_changes=changes)
     check_speculation(world)
+    assert p_value(world) > LEVEL
+
+
+TREE = TreeShape(width=2, nodes=6)
+
+
+def depths_judged(world: World) -> float:
+    """Share of judged places at which a token was accepted."""
+    counted = stats_of(world)
+    return sum(s.num_accepted_draft_tokens for s in counted) / sum(sum(s.reached) for s in counted)
+
+
+@pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.COUPLED])
+@pytest.mark.parametrize(
+    ("tree", "drafts", "faults"),
+    mostly_full(
+        [(TREE, 1, ""), (CHAIN, 2, "dies"), (TREE, 2, ""), (CHAIN, 3, ""), (TREE, 2, "dies")], count=3
+    ),
+)
+def test_trees_of_one_and_several_drafts_keep_the_distribution(
+    mode: AcceptanceMode, tree: TreeShape, drafts: int, faults: str
+) -> None:
+    """Three drafts have two models: one of them draws twice."""
+    world = simulate(mode, first_seed=150_000 + drafts, tree=tree, drafts=drafts, faults=faults)
+    assert 0.3 < depths_judged(world) < 0.98
+    assert max(len(stats.histogram) for stats in stats_of(world)) == K + 1
     assert p_value(world) > LEVEL
 
 

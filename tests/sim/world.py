@@ -36,7 +36,14 @@ from paceline.core.clock import ManualClock
 from paceline.core.config import NO_SUB_DRAFTER, DraftConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.messages import DraftRound, RoundVerdict, SequenceFailed, VerifyAhead, VerifyRound
-from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
+from paceline.core.types import (
+    CHAIN,
+    AcceptanceMode,
+    SamplingParams,
+    SequenceParams,
+    TokenLogprobs,
+    TreeShape,
+)
 from paceline.core.validation import AUTO, DraftTokens
 from paceline.engine.multi_step import ChainSkills
 from paceline.engine.scheduling.engine_thread import EngineThread
@@ -181,7 +188,7 @@ class SimWorker:
 
     def check(self) -> None:
         """Between two steps."""
-        branches = branch_tables(self.core.lookahead) if isinstance(self.core, DraftEngine) else []
+        branches = branch_tables(self.core) if isinstance(self.core, DraftEngine) else []
         self.caches.check(self.runner, self.core.sequences, branches)
 
 
@@ -244,7 +251,12 @@ class SimLink:
         self.role = worker.role
         self.load = 0
         sub_drafter = "" if world.sub_drafter == NO_SUB_DRAFTER else world.sub_drafter
-        self.known = common_pb2.WorkerInfo(max_model_len=worker.max_model_len, sub_drafter=sub_drafter)
+        self.known = common_pb2.WorkerInfo(
+            max_model_len=worker.max_model_len,
+            sub_drafter=sub_drafter,
+            max_tree_nodes=worker.core.max_tree_nodes,
+            model_fingerprint=f"model {id(worker.model)}",
+        )
         self.stream: SimStream | None = None
         self.outbox: list[Any] = []
         self.gone_for_good = False
@@ -338,6 +350,10 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     k: DraftTokens = 3
     sources: tuple[str, ...] = ()
+    tree: TreeShape = CHAIN
+    """With a fixed K."""
+    drafts: int = 1
+    """Draft workers that propose for one round."""
     draft_changes: Mapping[str, Any] = field(default_factory=dict)
     """What the draft draws with instead of the request's sampling."""
     cache_salt: str = ""
@@ -415,7 +431,7 @@ class World:
         seed: int,
         *,
         target: ToyModel,
-        draft: ToyModel,
+        draft: ToyModel | Sequence[ToyModel],
         num_targets: int = 1,
         num_drafts: int = 1,
         target_blocks: int = 200,
@@ -432,8 +448,10 @@ class World:
         checks: bool = True,
         sub_drafter: str | None = None,
     ) -> None:
+        """With several `draft` models, draft workers have them in turn."""
         self.rng = random.Random(seed)
         self.seed = seed
+        models = [draft] if isinstance(draft, ToyModel) else draft
         self.clock = ManualClock()
         self.faults = faults or Faults()
         self.eos = eos
@@ -465,9 +483,9 @@ class World:
         ]
         self.drafts = [
             SimLink(
-                self, SimWorker(self, "draft", draft, draft_blocks, max_sequences, draft_max_len), f"D{i}"
+                self, SimWorker(self, "draft", model, draft_blocks, max_sequences, draft_max_len), f"D{i}"
             )
-            for i in range(num_drafts)
+            for i, model in zip(range(num_drafts), itertools.cycle(models), strict=False)
         ]
         self.dispatcher.targets = list(self.targets)  # type: ignore[arg-type]
         self.dispatcher.drafts = list(self.drafts)  # type: ignore[arg-type]
@@ -556,7 +574,7 @@ class World:
         policy = (
             GoodputPolicy(self.controller, MAX_K)
             if request.k == AUTO
-            else FixedLength(self.controller, request.k)
+            else FixedLength(self.controller, request.k, tree=request.tree)
         )
         setting = SourceSetting(
             # Matches are short here, and guesses are to be long.
@@ -579,6 +597,7 @@ class World:
             self.max_model_len,
             sources=make_sources(request.sources, setting) if request.k else (),
             draft_params=replace(params, sampling=replace(request.sampling, **request.draft_changes)),
+            num_drafts=request.drafts,
             deadline=self.clock() + DEADLINES.recovery,
         )
         return RoundMachine(state)

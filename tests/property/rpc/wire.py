@@ -217,6 +217,7 @@ draft_rounds = st.builds(
     num_draft_tokens=st.integers(1, limits.MAX_SPECULATIVE_TOKENS),
     num_lookahead_tokens=st.integers(0, limits.MAX_SPECULATIVE_TOKENS),
     proposal_known=st.booleans(),
+    no_lookahead=st.booleans(),
     shape=st.just(CHAIN)
     | st.builds(TreeShape, st.integers(2, limits.MAX_TREE_WIDTH), st.integers(1, limits.MAX_TREE_NODES)),
 )

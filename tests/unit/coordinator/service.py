@@ -75,10 +75,11 @@ class Service:
         """The first one."""
         return self.targets[0]
 
-    def submit(self, k: int = 3, max_tokens: int = 20) -> Any:
+    def submit(self, k: int = 3, max_tokens: int = 20, drafts: int = 1) -> Any:
         self.count += 1
-        lengths = {"max_model_len": 50, "max_tokens": max_tokens}
-        machine = make_machine((1, 2), k, name=f"s{self.count}", deadline=100.0, **lengths)
+        options = {"max_model_len": 50, "max_tokens": max_tokens, "drafts": drafts}
+        machine = make_machine((1, 2), k, name=f"s{self.count}", deadline=100.0, **options)
+        machine.state.planner.takes_trees = drafts > 1
         return self.it.submit(machine)
 
     def begin(self, count: int, k: int = 3, max_tokens: int = 20) -> list[Any]:
@@ -108,13 +109,13 @@ class Service:
     def answer(self, running: Running, *token_ids: int) -> None:
         self.it.link_events(running.target, [verdict_of(running, *token_ids)])
 
-    def propose(self, running: Running, *, of_round: int = 0) -> None:
+    def propose(self, running: Running, *, of_round: int = 0, draft: int = 0) -> None:
         """Three tokens, for the round in progress or an earlier one."""
         state = running.state
         number, base = of_round or state.round, len(state.ledger)
         proposal = Proposal((7, 8, 9))
-        event = DraftProposal(state.sequence_id, state.drafts[0].epoch, number, base, proposal, base + 2)
-        self.it.link_events(running.drafts[0], [event])
+        event = DraftProposal(state.sequence_id, state.drafts[draft].epoch, number, base, proposal, base + 2)
+        self.it.link_events(running.drafts[draft], [event])
 
     def draft_round(self, *runnings: Running) -> None:
         """Each goes on until it waits for its draft; its target answers at once."""
