@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from torch import Tensor
 
+from paceline.core import limits
 from paceline.core.types import Proposal, SamplingParams, SequenceParams, SparseDistribution
 from target_worker.acceptance.items import VerifyItem
 from target_worker.acceptance.registry import RULES
@@ -36,9 +37,12 @@ def judge_largest(logits: Tensor) -> None:
     point = SparseDistribution(bytes(4), np.array(1, dtype="<f4").tobytes())
     for mode in RULES:
         params = SequenceParams(_SAMPLING, mode, prompt_length=1)
-        items = []
-        for first in range(0, len(logits), _K + 1):
-            k = min(_K, len(logits) - first - 1)
-            sent = (point,) * k if mode.facts.needs_q else ()
-            items.append(VerifyItem(params, _LEDGER, Proposal((0,) * k, (), sent)))
-        with_logprobs(items, logits, verify_items(items, logits, allowed))
+        for most, trees in ((_K, False), (limits.MAX_TREE_NODES, True))[: 1 + mode.facts.takes_trees]:
+            items = []
+            for first in range(0, len(logits), most + 1):
+                k = min(most, len(logits) - first - 1)
+                sent = (point,) * k if mode.facts.needs_q else ()
+                # One try a node: all of them are then judged in one step.
+                parents = tuple(range(-1, k - 1)) if trees else ()
+                items.append(VerifyItem(params, _LEDGER, Proposal((0,) * k, parents, sent)))
+            with_logprobs(items, logits, verify_items(items, logits, allowed))

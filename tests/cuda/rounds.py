@@ -68,6 +68,8 @@ class Kind:
     accepted: int = 2
     """Draft tokens that are accepted each time, where the draft is asked."""
     branches: int = 0
+    tree: bool = False
+    """Beside each proposal stands a longer path of other tokens."""
     preempts: bool = False
     """The youngest sequence loses its blocks, and is read again when another one has ended."""
 
@@ -101,6 +103,9 @@ KINDS: Final = (
     Kind("verification, rejection", WARM, REJECTION),
     Kind("verification, block", WARM, BLOCK),
     Kind("verification, penalties", PENALTIES),
+    Kind("verification, trees, coupled", WARM, tree=True),
+    Kind("verification, trees, rejection", WARM, REJECTION, tree=True),
+    Kind("verification, trees, structured", STRUCTURED, tree=True),
     Kind("verification, structured", STRUCTURED),
     Kind("verification, preemption", WARM, preempts=True),
     Kind("draft, recorded chain", WARM, drafts=True),
@@ -222,6 +227,8 @@ def _target_script(kind: Kind, models: Models) -> list[Round]:
             del ledgers["s0"]
         for name, ledger in ledgers.items():
             proposal = _proposal_of(draft, name, number, ledger, k)
+            if kind.tree:
+                proposal = _beside_another(proposal)
             asked.commands.append(VerifyRound(name, 1, number, len(ledger), tuple(ledger), proposal))
         asked.answers = answered(target, asked.commands)
         for name, (_, *tokens) in asked.answers.items():
@@ -250,6 +257,16 @@ def _proposal_of(draft: Engine, name: str, number: int, ledger: Sequence[int], k
     return proposal
 
 
+def _beside_another(chain: Proposal) -> Proposal:
+    """A tree of the chain and a longer path of other tokens, so that accepted entries are moved."""
+    k, others = chain.num_draft_tokens, tuple((token + 1) % VOCAB for token in (*chain.token_ids, 0))
+    points = tuple(
+        SparseDistribution(np.array(token, "<u4").tobytes(), np.array(1, "<f4").tobytes()) for token in others
+    )
+    sent = chain.distributions + points if chain.distributions else ()
+    return Proposal(chain.token_ids + others, (*range(-1, k - 1), -1, *range(k, 2 * k)), sent)
+
+
 def _draft_script(kind: Kind, models: Models) -> list[Round]:
     """Verdicts accept equally many tokens each time; one that was foreseen where the draft looks ahead."""
     draft = kind.engine_on(models)
@@ -263,7 +280,7 @@ def _draft_script(kind: Kind, models: Models) -> list[Round]:
         for name, ledger in ledgers.items():
             tokens, foreseen = asked.answers[name], asked.ahead.get(name, ())
             if foreseen:
-                ((accepted, following), _), *_ = foreseen
+                ((accepted, following, _), _), *_ = foreseen
             else:
                 # Tokens of the draft's own, which a format permits.
                 accepted, following = kind.accepted, tokens[min(kind.accepted, kind.k - 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -56,6 +56,7 @@ def needs_of(
     layouts = (
         layout_of_one(load.rows, longest, block_size),
         layout_of_many(load.rows, load.sequences, longest, entries, block_size),
+        layout_of_tree(load.rows, longest, block_size),
     )
     passes = [partial(backend.forward, layout, cache, CancelToken()) for layout in layouts]
     decide = partial(_decide, load, served.vocab_size, device)
@@ -92,6 +93,15 @@ def layout_of_many(rows: int, sequences: int, longest: int, entries: int, block_
     wanted = max(1, min(sequences, rows, entries // short))
     each = max(1, min(rows // wanted, short))
     return _layout([(each, longest if i == 0 else short) for i in range(wanted)], block_size)
+
+
+def layout_of_tree(rows: int, longest: int, block_size: int) -> PassLayout:
+    """The largest tree at the end of the longest sequence, all of its nodes after one."""
+    layout, nodes = layout_of_one(1, longest, block_size), min(limits.MAX_TREE_NODES, rows - 1)
+    (trunk,) = layout.sequences
+    beside = [replace(trunk, first=1 + node, own=[0]) for node in range(nodes)]
+    columns = layout.rows.repeat(1 + nodes, axis=1)
+    return PassLayout(columns, [trunk, *beside], np.arange(1 + nodes))
 
 
 def _layout(parts: Iterable[tuple[int, int]], block_size: int) -> PassLayout:

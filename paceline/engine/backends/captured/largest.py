@@ -47,7 +47,9 @@ def largest_steps(
     fitting = partial(
         bucket_of, max_keys=max_keys, block_size=cache.block_size, in_place=recordable.attention.in_place
     )
-    buckets = largest_buckets(fitting, max_keys)
+    # Trees and branches: their entries lie anywhere, so they are gathered.
+    scattered = partial(bucket_of, max_keys=max_keys)
+    buckets = largest_buckets(fitting, max_keys) + largest_buckets(scattered, max_keys)
     if chains:
         buckets += largest_chains(fitting, vocab_size)
     return [step_of(bucket) for bucket in buckets]
