@@ -1,7 +1,8 @@
 """Attention that reads keys and values where they lie, by torch's `varlen_attn`: no gather and no mask.
 
 The kernel (FlashAttention) takes block tables and the number of entries of each sequence. The rows of a
-sequence are its last ones, so causality follows from these numbers. Branches go to the gathered path.
+sequence are its last ones, so causality follows from these numbers. Sequences with entries of their own, as of
+branches and trees, are gathered (split.py).
 
 This has not been run on a GPU: tests replace the kernel by sums on a CPU. A worker therefore tries it on its
 device at start (`attention_choice.py`).
@@ -21,8 +22,8 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from paceline.core.errors import InternalError
-from paceline.engine.backends.cache_attention.gathered import GATHERED
 from paceline.engine.backends.cache_attention.interface import FixedAttention, Packer, PassAttention
+from paceline.engine.backends.cache_attention.split import lay_out_split
 from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.engine.layout import PassLayout
 
@@ -165,7 +166,7 @@ class VarlenAttention:
         """See `CacheAttention`."""
         sequences = layout.sequences
         if any(s.own for s in sequences):
-            return GATHERED.lay_out(layout, cache, parts)
+            return lay_out_split(layout, cache, parts, self)
         size, count = cache.block_size, len(sequences)
         longest = max(s.stop for s in sequences)
         max_rows = max(s.count for s in sequences)
