@@ -1,8 +1,8 @@
 """Attention that reads keys and values where they lie, by torch's `varlen_attn`: no gather and no mask.
 
 The kernel (FlashAttention) takes block tables and the number of entries of each sequence. The rows of a
-sequence are its last ones, so causality follows from these numbers. Sequences with entries of their own, as of
-branches and trees, are gathered (split.py).
+sequence are its last ones, so causality follows from these numbers. Sequences with entries of their own, as
+branches and trees have, are gathered (split.py).
 
 This has not been run on a GPU: tests replace the kernel by sums on a CPU. A worker therefore tries it on its
 device at start (`attention_choice.py`).
