@@ -262,10 +262,12 @@ class Controller:
         plain, count = 1 / seconds[0], len(self.choosing)
         if not count:
             return [plain, *[0.0] * (len(seconds) - 1)]
+        # As in `pays`. An arm that a sequence does not use has 0 tokens, any other at least 1.
+        least = [1.0 if everyone else FAR_BELOW * each * plain for each in seconds]
         total = [0.0] * len(seconds)
         for drafts in self.choosing.values():
-            for arm, (e, t) in enumerate(zip(drafts.expected(), seconds, strict=True)):
-                total[arm] += e / t if pays(e, t, seconds[0]) or (everyone and e) else plain
+            for arm, (e, t, few) in enumerate(zip(drafts.expected(), seconds, least, strict=True)):
+                total[arm] += e / t if e >= few else plain
         return [each / count for each in total]
 
 
