@@ -43,6 +43,8 @@ UNITS: dict[str, tuple[str, ...]] = {
         "integration/test_cancellation.py",
         "integration/test_context_sources.py",
         "integration/test_tree_requests.py",
+        "integration/test_trees.py",
+        "integration/test_with_trees.py",
         "integration/test_hierarchical.py",
         "integration/test_history.py",
         "integration/test_invariance.py",
