@@ -193,7 +193,12 @@ class TargetEngine:
         if scored:
             # Every row of the prompt is wanted, also of the tokens that have entries.
             held.cut_to(0)
-        precomputed = self._precomputed.take(held)
+        precomputed, apart = self._precomputed.take(held), False
+        if not self._fits(command, held):
+            if held.session.params.target_decides:
+                command = replace(command, proposal=NO_PROPOSAL)
+            else:
+                precomputed, apart = None, True
         if precomputed is None:
             held.cut_to_ledger()
         proposed = list(command.proposal.token_ids)
@@ -203,7 +208,20 @@ class TargetEngine:
         job.prefill_before = self.sequences.prefill_rows_since(arrived)
         self._rounds[command.sequence_id] = r = VerifyInProgress(command, job, precomputed=precomputed)
         self._delay.back(command.sequence_id, r.rows, arrived)
+        if apart and r.take_apart():
+            job.scored = scored
         return [] if precomputed is None else self._conclude(r, precomputed)
+
+    @staticmethod
+    def _fits(command: VerifyRound, held: HeldSequence[Verdict]) -> bool:
+        """False for a tree that the whole cache has no room for, though it may have room for a path.
+
+        Where the target decides, the round then goes without it. Else its rows are computed apart, since to
+        drop what was drawn would bias the output.
+        """
+        pool, proposal = held.table.pool, command.proposal
+        entries = command.base_length + proposal.num_draft_tokens
+        return not proposal.is_tree or entries <= pool.num_blocks * pool.block_size
 
     def _conclude(self, r: VerifyInProgress, row: PrecomputedRow) -> list[TargetEvent]:
         """The verdict of a round that its first row decides alone; none where a pass is needed."""
@@ -265,6 +283,8 @@ class TargetEngine:
         params = held.session.params
         if proposal.is_tree:
             self._check_tree(proposal, params)
+        elif proposal.tries:
+            raise InvalidArgumentError("proposal.tries", "have no meaning without proposal.parents")
         if command.base_length + proposal.depth > self._max_model_len:
             raise InvalidArgumentError(
                 "proposal.token_ids", f"end beyond the model's length of {self._max_model_len}"

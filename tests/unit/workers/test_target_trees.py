@@ -285,6 +285,25 @@ def test_the_entries_of_a_preempted_tree_are_released() -> None:
     assert it.runner.pool.used_blocks <= 10
 
 
+@pytest.mark.parametrize("mode", [AcceptanceMode.COUPLED, AcceptanceMode.REJECTION])
+def test_a_tree_larger_than_the_cache_fails_nothing(mode: AcceptanceMode) -> None:
+    """The cache holds the longest text; where tokens are drawn, the verdict is that of the tree."""
+    it = Sequences(ToyRunner(TOY, 4, 4))
+    params = params_of(mode, seed=3)
+    it.open("s", params, PROMPT * 4)
+    right = choices(2, PROMPT * 4, params.sampling)
+    tree = Proposal(
+        (other(right[0]), other(other(right[0])), right[0], right[1], 0, 1), (-1, -1, -1, 2, 0, 1)
+    )
+    path, token = slow_tree_verdict(TOY, PROMPT * 4, params, tree)
+    verdict = it.judge("s", tree)
+    if mode is AcceptanceMode.COUPLED:
+        assert verdict.token_ids == (right[0],)
+    else:
+        assert (verdict.accepted_nodes, verdict.token_ids[-1]) == (path, token)
+    it.check_entries("s")
+
+
 @pytest.mark.parametrize(
     ("mode", "proposal", "field"),
     [
@@ -297,6 +316,7 @@ def test_the_entries_of_a_preempted_tree_are_released() -> None:
             "proposal.distributions",
         ),
         (AcceptanceMode.COUPLED, Proposal((1,), (-1,), (POINT,)), "proposal.distributions"),
+        (AcceptanceMode.REJECTION, Proposal((1, 1), (), (POINT,) * 3, (0, 0, 1)), "proposal.tries"),
         (AcceptanceMode.COUPLED, Proposal((1, VOCAB), (-1, -1)), "proposal.token_ids"),
     ],
 )
