@@ -117,6 +117,7 @@ class DraftEngine:
             max_model_len=max_model_len,
             eos_token_ids=self._eos_token_ids,
             clock=clock,
+            trees=self._trees,
         )
         self._max_prefill_rows = config.max_mixed_prefill_tokens or None
         limits = config.max_batch_tokens, self._max_prefill_rows
@@ -211,11 +212,12 @@ class DraftEngine:
             return [held.session.answer]
         wants_tree = not command.shape.is_chain
         drawn: list[Drawn] = []
+        tree: DraftTree | None = None
         if wants_tree:
-            self.lookahead.discard(command.sequence_id)
+            tree = self.lookahead.adopt_tree(command, held)
         else:
             drawn = self.lookahead.adopt(command, held)
-        if not drawn:
+        if not drawn and tree is None:
             self._trees.adopt(held)
         tokens, base, k = held.session.tokens, command.base_length, command.num_draft_tokens
         # Noise depends on the base length alone, so a branch drew the same tokens as would be drawn here.
@@ -224,9 +226,9 @@ class DraftEngine:
         feed = [*tokens, *draft.token_ids][held.num_computed_tokens :]
         prefill = self._prefill_ahead.remove(command.sequence_id)
         job = Job(held, feed, rows=1, arrived=arrived, prefill=prefill)
-        r = DraftInProgress(command, draft, job, wants_tree=wants_tree)
+        r = DraftInProgress(command, draft, job, wants_tree=wants_tree, tree=tree)
         self._rounds[command.sequence_id] = r
-        if draft.complete:
+        if draft.complete or (tree is not None and tree.complete):
             return self._settle(r)
         self._feed(r, feed)
         return []
@@ -365,7 +367,8 @@ class DraftEngine:
 
         That depends on nothing that is drawn in the round.
         """
-        r.tree = self._trees.begin(r.job.held, r.draft, r.command.shape)
+        more = self.lookahead.room_after_tree(r.command)
+        r.tree = self._trees.begin(r.job.held, r.draft, r.command.shape, more)
         r.wants_tree = r.tree is not None
         return r.wants_tree
 
@@ -422,7 +425,7 @@ class DraftEngine:
             distributions = tuple(d.distribution for d in draft.drawn if d.distribution is not None)
             proposal = Proposal(tuple(draft.token_ids), distributions=distributions)
         else:
-            proposal = r.tree.growth.proposal()
+            proposal = r.tree.answer(command.num_draft_tokens, command.shape)
         answer = DraftProposal(
             command.sequence_id,
             command.epoch,
@@ -435,7 +438,9 @@ class DraftEngine:
         held.session.finish(answer)
         if held.session.params.traceparent:
             self._trace(r, proposal.num_draft_tokens, error)
-        if draft.complete and not command.no_lookahead:
+        if r.tree is not None:
+            self.lookahead.begin_after_tree(command, r.tree)
+        elif draft.complete and not command.no_lookahead:
             self.lookahead.begin(command, held, draft)
         return [] if command.proposal_known else [answer]
 

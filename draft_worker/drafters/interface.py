@@ -125,7 +125,7 @@ class Drafter(Protocol):
         """
 
     def adopt(self, held: HeldSequence[DraftProposal], branch: Any) -> None:
-        """Make the branch's state the sequence's. Its other branches must not be used after that.
+        """Make the branch's state the sequence's. Branches must only be copied from after that.
 
         Raises ResourceExhaustedError; the sequence then ends where the branch began.
         """

@@ -10,10 +10,14 @@ from typing import NamedTuple
 from draft_worker.drafters.interface import BranchRegion, Drafter
 from draft_worker.lookahead.branches import DraftBranch, SequenceBranches
 from draft_worker.lookahead.fanout import WORTH_A_ROW, WORTH_DRAFTING, FanOut
+from draft_worker.lookahead.tree_outcomes import TreeOutcomes
 from draft_worker.sampling.chains import can_chain, chain_of, drawn_by
 from draft_worker.sampling.draw import Drawn, NoiseTape
+from draft_worker.sampling.growth import BestNodes
 from draft_worker.sampling.partial_draft import PartialDraft
 from draft_worker.sampling.sampler import TokenSampler
+from draft_worker.trees.tree import DraftTree
+from draft_worker.trees.trees import Trees
 from paceline.core.clock import Clock
 from paceline.core.config import DraftConfig
 from paceline.core.errors import ResourceExhaustedError
@@ -50,6 +54,7 @@ class Lookahead:
         max_model_len: int,
         eos_token_ids: Sequence[int],
         clock: Clock,
+        trees: Trees,
     ) -> None:
         self._drafter = drafter
         self._config = config
@@ -61,6 +66,9 @@ class Lookahead:
         self._by_sequence: dict[str, SequenceBranches] = {}
         self._adopted: dict[str, Work] = {}
         """Adopted branches with a suffix. Each stays until the round that uses it has branches."""
+        self._trees = trees
+        self._outcomes: dict[str, TreeOutcomes] = {}
+        """Of the rounds with a tree."""
         self._answered: dict[str, AnsweredRound] = {}
         """Rounds without branches yet."""
         self.has_unsent = False
@@ -75,7 +83,10 @@ class Lookahead:
     @property
     def has_work(self) -> bool:
         """True while there are tokens to draft or to send."""
-        wants_passes = any(branches.wants_passes for branches in self._by_sequence.values())
+        width = self._branches_each()
+        wants_passes = any(branches.wants_passes for branches in self._by_sequence.values()) or any(
+            outcomes.wants_passes(width) for outcomes in self._outcomes.values()
+        )
         return bool(self._answered) or self.has_unsent or wants_passes
 
     @property
@@ -106,6 +117,35 @@ class Lookahead:
             self._answered[command.sequence_id] = AnsweredRound(command, held, draft)
         else:
             self._release_adopted(command.sequence_id)
+
+    def begin_after_tree(self, command: DraftRound, tree: DraftTree) -> None:
+        """The same after a tree, where the target decides: drawn trees are not drafted ahead."""
+        base, k, depth = command.base_length, command.num_draft_tokens, _depth_ahead(command)
+        drawn = tree.root.tape.uniforms is not None
+        unwanted = drawn or command.no_lookahead
+        if self._branches_each() and not unwanted and base + k + depth + 1 <= self._max_model_len:
+            self._outcomes[command.sequence_id] = TreeOutcomes(command, tree, depth)
+
+    def room_after_tree(self, command: DraftRound) -> int:
+        """Entries that a round's tree may use for what is drafted ahead."""
+        each, shape = 0 if command.no_lookahead else self._branches_each(), command.shape
+        return each and shape.nodes + each * (1 + BestNodes(_depth_ahead(command), shape).max_fed)
+
+    def adopt_tree(self, command: DraftRound, held: HeldSequence[DraftProposal]) -> DraftTree | None:
+        """The tree that was drafted ahead for the verdict that led to this round, as the sequence's tree.
+
+        None if there is none, or it cannot answer the round. The others are given up.
+        """
+        outcomes = self._outcomes.pop(command.sequence_id, None)
+        self.discard(command.sequence_id)
+        if outcomes is None:
+            return None
+        self.rounds += 1
+        tree = outcomes.foreseen(command, held.session.tokens)
+        if tree is None or not self._trees.replant(held, tree, self.room_after_tree(command)):
+            return None
+        self.hits += 1
+        return tree
 
     def _open_branches(self) -> None:
         """Make room for the branches of answered rounds, as far as memory permits."""
@@ -151,6 +191,7 @@ class Lookahead:
         if events := self._continuations():  # of adopted suffixes, and tokens drawn while a command arrived
             return events
         width = self._branches_each()
+        events = self._grow_trees(width)
         work = [
             (branches, branch)
             for branches in self._by_sequence.values()
@@ -158,7 +199,7 @@ class Lookahead:
         ]
         del work[self._config.max_batch_tokens :]  # the rest waits for later steps
         if not work:
-            return []
+            return events
         try:
             left = self._draw_chains(work)
             if left:
@@ -166,11 +207,29 @@ class Lookahead:
         except Exception:
             log.exception("drafting on %d branches failed; continuing without them", len(work))
             self.free()
-            return []
+            return events
         if self._cancel.cancelled:
             self.has_unsent = True  # the command may be the verdict, which makes these tokens useless
+            return events
+        return [*events, *self._continuations()]
+
+    def _grow_trees(self, width: int) -> list[DraftEvent]:
+        """One level of every tree that is drafted ahead, and leaves of those that are being verified."""
+        some = [outcomes for outcomes in self._outcomes.values() if outcomes.wants_passes(width)]
+        if not some:
             return []
-        return self._continuations()
+        begun, feeds = self._clock(), [outcomes.feeds(width) for outcomes in some]
+        every = [feed for of_one in feeds for feed in of_one]
+        try:
+            rows = iter(self._trees.rows_of(every, max(o.tree.growth.shape.width for o in some)))
+        except Exception:
+            log.exception("drafting ahead of %d trees failed; continuing without them", len(some))
+            self._outcomes.clear()
+            return []
+        self._passes.ran(len(every), len(some), self._clock() - begun)
+        for outcomes, of_one in zip(some, feeds, strict=True):
+            outcomes.take(of_one, [next(rows) for _ in of_one])
+        return [event for outcomes in some if (event := outcomes.continuations()) is not None]
 
     def _continuations(self) -> list[DraftEvent]:
         """The tokens that the coordinator does not have yet."""
@@ -269,6 +328,7 @@ class Lookahead:
     def _remove(self, sequence_id: str) -> SequenceBranches | None:
         """Remove and return a sequence's branches, if any; its other lookahead state is dropped."""
         self._answered.pop(sequence_id, None)
+        self._outcomes.pop(sequence_id, None)
         self._release_adopted(sequence_id)
         return self._by_sequence.pop(sequence_id, None)
 
@@ -277,9 +337,13 @@ class Lookahead:
         found = self._with_regions
         for branches in found:
             branches.region.free()
-        for kept in (self._by_sequence, self._adopted, self._answered):
+        for kept in (self._by_sequence, self._adopted, self._answered, self._outcomes):
             kept.clear()
         return bool(found)
+
+
+def _depth_ahead(command: DraftRound) -> int:
+    return command.num_lookahead_tokens or command.num_draft_tokens
 
 
 @contextlib.contextmanager

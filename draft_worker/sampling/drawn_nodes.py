@@ -100,7 +100,7 @@ class DrawnNodes:
 
     def _add(self, node: int, rank: int, token_id: int, q: SparseDistribution) -> None:
         value = self._value_of(node) + FIRST_SHARE + rank * RANK_SHARE
-        self.pool.append(Node(node, token_id, value, self.depth_of(node) + 1))
+        self.pool.append(Node(node, token_id, value, self.depth_of(node) + 1, rank))
         self.distributions.append(q)
 
     def _plan(self, level: int) -> None:

@@ -38,6 +38,8 @@ class Node(NamedTuple):
     value: float
     """A logarithm, so that deep nodes have one."""
     depth: int
+    rank: int
+    """Of its token among those that may follow its parent."""
 
 
 class Growth(Protocol):
@@ -87,11 +89,11 @@ class BestNodes:
         self.wanted = newest[: self.shape.width] if level < self.depth else []
 
     def add(self, node: int, children: Sequence[NextToken]) -> None:
-        """Add children of a node to the pool."""
+        """Add children of a node to the pool. Those beyond the width may not be in the tree."""
         above, depth = (0.0 if node == ROOT else self.pool[node].value), self.depth_of(node) + 1
         self.pool += [
-            Node(node, child.token_id, above + child.log_share, depth)
-            for child in children[: self.shape.width]
+            Node(node, child.token_id, above + child.log_share, depth, rank)
+            for rank, child in enumerate(children)
         ]
 
     def depth_of(self, node: int) -> int:
@@ -100,8 +102,8 @@ class BestNodes:
 
     def best(self) -> list[int]:
         """The nodes of the tree, in order of falling value. Among equals the older comes first."""
-        ranked = sorted(range(len(self.pool)), key=lambda node: -self.pool[node].value)
-        return ranked[: self.shape.nodes]
+        eligible = [i for i, node in enumerate(self.pool) if node.rank < self.shape.width]
+        return sorted(eligible, key=lambda node: -self.pool[node].value)[: self.shape.nodes]
 
     def proposal(self) -> Proposal:
         """The tree. Its first n nodes are the best tree of n nodes."""

@@ -20,7 +20,7 @@ class TokenSampler:
     """Draws for trunks and branches alike."""
 
     def __init__(self, config: DraftConfig, eos_token_ids: Sequence[int], num_others: int) -> None:
-        """`num_others`: other tokens to rank with each drawn one; branches may begin with them."""
+        """`num_others`: other tokens to rank with each drawn one, for what is drafted ahead."""
         self._config = config
         self._eos_token_ids = eos_token_ids
         self.num_others = num_others
@@ -45,7 +45,8 @@ class TokenSampler:
     def rows(self, drafts: Sequence[PartialDraft], logits: torch.Tensor, width: int) -> Sequence[Row | None]:
         """What may follow each path of a tree; None where the logits permit no token.
 
-        Arguments as for `draw`. Where the target decides, the rows are the best `width` tokens.
+        Arguments as for `draw`. Where the target decides, the rows are the best `width` tokens,
+        and the other ones that are ranked for outcomes to draft ahead for.
         """
         steps, allowed = self._restricted(drafts, logits)
         config, eos, rows = self._config, self._eos_token_ids, dict[int, Row | None]()
@@ -58,7 +59,7 @@ class TokenSampler:
             return [steps[i] for i in some], rows_at(logits, some), rows_at(allowed, some)
 
         if ranked:
-            rows |= zip(ranked, rank_children(*part(ranked), width, eos), strict=True)
+            rows |= zip(ranked, rank_children(*part(ranked), width + self.num_others, eos), strict=True)
         if by_ratio:
             found = supports_of(*part(by_ratio), config.support_mass, config.support_bound, eos)
             rows |= zip(by_ratio, found, strict=True)

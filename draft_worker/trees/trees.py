@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from draft_worker.drafters.interface import BranchRegion, Drafter
+from draft_worker.drafters.interface import BranchRegion, BranchState, Drafter
 from draft_worker.sampling.drawn_nodes import DrawnNodes
 from draft_worker.sampling.growth import ROOT, BestNodes, Growth, Row
 from draft_worker.sampling.partial_draft import PartialDraft
 from draft_worker.sampling.sampler import TokenSampler
-from draft_worker.trees.tree import DraftTree
+from draft_worker.trees.tree import DraftTree, NodeFeed
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import DraftProposal
 from paceline.core.types import TreeShape
@@ -41,19 +41,54 @@ class Trees:
         self._spare = spare
         self._by_sequence: dict[str, DraftTree] = {}
 
-    def begin(self, held: Held, root: PartialDraft, shape: TreeShape) -> DraftTree | None:
+    def begin(self, held: Held, root: PartialDraft, shape: TreeShape, more: int = 0) -> DraftTree | None:
         """A tree of a sequence that has taken in its ledger. The row after it is the first to grow by.
 
-        None if there is no room for the tree's nodes.
+        None if there is no room for the tree's nodes. `more`: entries wanted beside those, if there is room.
         """
         growth, sequence_id = _growth_of(root, shape), held.session.sequence_id
-        region = self._fork(held, growth.max_fed)
+        room = self._room(growth.max_fed, more)
+        region = self._fork(held, growth.max_fed + room)
         if region is None:
             return None
         root = replace(root, ledger=tuple(root.ledger))  # the session's own list grows
         states = {ROOT: region.branch(held.num_computed_tokens)}
-        tree = self._by_sequence[sequence_id] = DraftTree(sequence_id, root, growth, region, states)
+        tree = DraftTree(sequence_id, root, growth, region, states, room=room)
+        self._by_sequence[sequence_id] = tree
         return tree
+
+    def replant(self, held: Held, tree: DraftTree, more: int) -> bool:
+        """Make a tree that was drafted ahead in a sequence's region that of its round; False if it cannot be.
+
+        Its root becomes the sequence's, and its other states move to a region of their own; without room for
+        one, it stays as it stands. The old region is freed.
+        """
+        old = self._by_sequence.pop(held.session.sequence_id)
+        held.cut_to_ledger()
+        done = held.num_computed_tokens == len(old.root.ledger) and self._adopt(held, tree.states[ROOT])
+        if done:
+            room = self._room(tree.growth.max_fed, more)
+            tree.region, moved = self._fork(held, tree.growth.max_fed + room), tree.states
+            tree.states, tree.above, tree.room = {}, None, room
+            self._by_sequence[held.session.sequence_id] = tree
+            if tree.region is None:
+                tree.stop()
+            else:
+                self._move(tree, tree.region.branch(held.num_computed_tokens), moved)
+        old.free()
+        return done
+
+    def _move(self, tree: DraftTree, root: BranchState, states: Mapping[int, BranchState]) -> None:
+        """Copy states of a tree to the region of its root."""
+        tree.states[ROOT] = root
+        for node in sorted(states.keys() - {ROOT}):
+            above = tree.states[tree.growth.pool[node].parent]
+            state = tree.states[node] = above.cut(above.length)
+            self._drafter.extend_branch(state, states[node], 1)
+
+    def _room(self, needed: int, more: int) -> int:
+        """How many of `more` entries to take beside those that are needed: others want room too."""
+        return max(0, min(more, self._drafter.free_entries // 2 - needed))
 
     def _fork(self, held: Held, entries: int) -> BranchRegion | None:
         with contextlib.suppress(ResourceExhaustedError):
@@ -91,15 +126,19 @@ class Trees:
 
     def _grow(self, trees: Sequence[DraftTree]) -> None:
         feeds = [tree.feeds() for tree in trees]
-        every = [feed for of_tree in feeds for feed in of_tree]
-        rows, width = list[Row | None](), max(tree.growth.shape.width for tree in trees)
-        for first in range(0, len(every), self._max_rows):
-            states, drafts = zip(*every[first : first + self._max_rows], strict=True)
-            logits = self._drafter.step_branches(states, [draft.newest for draft in drafts])
-            rows += self._sampler.rows(drafts, logits, width)
-        taken = iter(rows)
+        width = max(tree.growth.shape.width for tree in trees)
+        taken = iter(self.rows_of([feed for of_tree in feeds for feed in of_tree], width))
         for tree, of_tree in zip(trees, feeds, strict=True):
             tree.take([feed.state for feed in of_tree], [next(taken) for _ in of_tree])
+
+    def rows_of(self, feeds: Sequence[NodeFeed], width: int) -> list[Row | None]:
+        """Feed nodes of trees of up to this width; what may follow each."""
+        rows = list[Row | None]()
+        for first in range(0, len(feeds), self._max_rows):
+            states, drafts = zip(*feeds[first : first + self._max_rows], strict=True)
+            logits = self._drafter.step_branches(states, [draft.newest for draft in drafts])
+            rows += self._sampler.rows(drafts, logits, width)
+        return rows
 
     def adopt(self, held: Held) -> None:
         """Cut a sequence to its ledger, and take over what its tree has of the ledger's newest tokens.
@@ -113,13 +152,19 @@ class Trees:
         tokens, base = held.session.tokens, len(tree.root.ledger)
         state = tree.deepest(tokens) if held.num_computed_tokens == base else None
         if state is not None:
-            try:
-                self._drafter.adopt(held, state)
-                held.session.cached = tokens[: held.num_computed_tokens]
-            except Exception as error:
-                held.cut_to(held.num_computed_tokens)
-                own_error(error, "adopting a draft tree", tree.sequence_id)  # what it lacks is fed again
+            self._adopt(held, state)
         tree.free()
+
+    def _adopt(self, held: Held, state: BranchState) -> bool:
+        """Make a state the sequence's. What it lacks after a failure is fed again."""
+        try:
+            self._drafter.adopt(held, state)
+        except Exception as error:
+            held.cut_to(held.num_computed_tokens)
+            own_error(error, "adopting a draft tree", held.session.sequence_id)
+            return False
+        held.session.cached = held.session.tokens[: held.num_computed_tokens]
+        return True
 
     def release(self, sequence_id: str) -> None:
         """Free a sequence's tree, if any."""

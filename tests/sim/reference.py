@@ -246,8 +246,9 @@ def slow_tree(
     depth: int,
     shape: TreeShape,
     eos: Sequence[int] = (),
+    beam: int = 0,
 ) -> Proposal:
-    """The tree that a draft proposes in greedy or coupled mode, path by path."""
+    """The tree that a draft proposes in greedy or coupled mode, path by path; `beam`: if not the width."""
     sampling, words = params.sampling, params.bad_words_token_ids
     assert sampling.seed is not None
     values: dict[tuple[int, ...], float] = {}
@@ -265,7 +266,7 @@ def slow_tree(
                 if shares[token]:
                     values[*path, token] = values.get(path, 1.0) * shares[token]
         best = sorted(values, key=lambda path: -values[path])[: shape.nodes]
-        fed = [path for path in best if len(path) == level + 1][: shape.width]
+        fed = [path for path in best if len(path) == level + 1][: beam or shape.width]
     parents = tuple(best.index(path[:-1]) if path[:-1] else -1 for path in best)
     return Proposal(tuple(path[-1] for path in best), parents)
 
