@@ -482,3 +482,11 @@ def test_every_drafter_proposes_trees(name: str, mode: AcceptanceMode) -> None:
             assert alone.token_ids[0] == tree.token_ids[node]
         else:
             assert alone.distributions[0] == tree.distributions[node]
+
+
+def test_a_sub_drafter_is_not_asked_for_a_tree() -> None:
+    worker = Worker(sub_drafter="prompt-lookup")
+    params = worker.open(WARM)
+    ledger = (1, 2, 3, 4, 1, 2, 3, 4, 1, 2)
+    assert worker.tree(ledger=ledger) == slow_tree(MODEL, ledger, params, K, SHAPE)
+    assert worker.runner.passes[0] == len(ledger), "nothing guessed is fed"

@@ -24,7 +24,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
+from paceline.core.types import CHAIN, AcceptanceMode, Proposal, SamplingParams, SequenceParams, TreeShape
 from paceline.decoding.acceptance import accept_block, accept_rejection
 from paceline.decoding.coupled import Noise, ranked
 from paceline.decoding.noise import gumbel
@@ -102,9 +102,9 @@ class Pair:
         generated = self.ledger[N:]
         return generated[: generated.index(END) + 1] if self.ended else generated
 
-    def propose(self, k: int) -> Proposal:
+    def propose(self, k: int, shape: TreeShape = CHAIN) -> Proposal:
         self.round += 1
-        command = DraftRound("s", 1, self.round, len(self.ledger), tuple(self.ledger), k)
+        command = DraftRound("s", 1, self.round, len(self.ledger), tuple(self.ledger), k, shape=shape)
         events = list(self.draft.handle(command, 0.0))
         while not any(isinstance(event, DraftProposal) for event in events):
             events += self.draft.step()
@@ -217,6 +217,24 @@ def test_the_draft_proposes_and_foresees_allowed_tokens(name: str) -> None:
     assert branches > 3
 
 
+@pytest.mark.parametrize("mode", [AcceptanceMode.COUPLED, AcceptanceMode.REJECTION])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_path_of_a_drafts_tree_is_allowed(name: str, mode: AcceptanceMode) -> None:
+    language, paths = LANGUAGES[name], 0
+    for seed in range(6):
+        pair = Pair(sampling_of(language, temperature=1.5, seed=seed), mode, branches=12)
+        tree = pair.propose(3, TreeShape(3, 9))
+        pair.look_ahead()
+        for node in range(tree.num_draft_tokens):
+            assert is_allowed(language, [tree.token_ids[i] for i in tree.path_to(node)])
+            paths += tree.parents[node] >= 0
+        for outcome, following in pair.foreseen.items():
+            for node in range(following.num_draft_tokens):
+                tokens = [following.token_ids[i] for i in following.path_to(node)]
+                assert is_allowed(language, [*tree.accepted(outcome), outcome.next_token, *tokens])
+    assert paths > 6
+
+
 def is_allowed(language: Language, tokens: Sequence[int]) -> bool:
     """True when each token may come after those before it, up to the end."""
     live = tokens[: tokens.index(END) + 1] if END in tokens else tokens
@@ -295,6 +313,7 @@ def _guesses_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
         (_mask_not_advanced, test_nothing_forbidden_is_accepted, ("regex", 3)),
         (_state_not_rolled_back, test_nothing_forbidden_is_accepted, ("regex", 3)),
         (_draft_not_masked, test_the_draft_proposes_and_foresees_allowed_tokens, ("regex",)),
+        (_draft_not_masked, test_every_path_of_a_drafts_tree_is_allowed, ("regex", AcceptanceMode.COUPLED)),
         (_guesses_not_masked, test_the_draft_proposes_and_foresees_allowed_tokens, ("regex",)),
     ],
 )

@@ -13,8 +13,15 @@ from draft_worker.drafters.tokens import FixedScorer, Row, TokenDrafter
 from draft_worker.engine import DraftEngine
 from paceline.core.clock import ManualClock
 from paceline.core.config import DraftConfig
-from paceline.core.messages import CloseSequence, DraftProposal, DraftRound, OpenSequence, SequenceFailed
-from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.core.messages import (
+    CloseSequence,
+    Continuations,
+    DraftProposal,
+    DraftRound,
+    OpenSequence,
+    SequenceFailed,
+)
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TreeShape
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine
 
 VOCAB = 6
@@ -110,3 +117,29 @@ def test_a_text_without_scores_fails_its_sequence_only() -> None:
     events = {event.sequence_id: event for event in run(engine)}
     assert isinstance(events["bad"], SequenceFailed)
     assert events["well"].proposal.num_draft_tokens == K
+
+
+@pytest.mark.parametrize("mode", [AcceptanceMode.COUPLED, AcceptanceMode.REJECTION])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_equal_scores_give_equal_trees(temperature: float, mode: AcceptanceMode) -> None:
+    """Through verdicts that end anywhere in the tree, foreseen ones among them."""
+    rng, ledger = random.Random(3), list(PROMPT)
+    both = of_tokens, of_model = engines(draft_config(lookahead_branches=8))
+    params = SequenceParams(SamplingParams(temperature=temperature, seed=7), mode, len(PROMPT))
+    for engine in both:
+        assert not engine.handle(OpenSequence("s", 1, PROMPT, params), 0.0)
+    for number in range(1, 25):
+        shape = TreeShape(2, 5)
+        command = DraftRound("s", 1, number, len(ledger), tuple(ledger), K, shape=shape)
+        events = [[*engine.handle(command, 0.0), *run(engine)] for engine in both]
+        assert told(events[0]) == told(events[1])
+        tree = next(event.proposal for event in events[0] if isinstance(event, DraftProposal))
+        foreseen = [key for event in events[0] if isinstance(event, Continuations) for key in event.proposals]
+        node = rng.randrange(-1, tree.num_draft_tokens)
+        verdict = [*(tree.token_ids[i] for i in tree.path_to(node)), rng.randrange(VOCAB)]
+        if foreseen and number % 2:
+            outcome = rng.choice(foreseen)
+            verdict = [*tree.accepted(outcome), outcome.next_token]
+        ledger += verdict
+    assert of_tokens.lookahead.hits == of_model.lookahead.hits
+    assert bool(of_model.lookahead.hits) == (mode is AcceptanceMode.COUPLED or temperature == 0)
