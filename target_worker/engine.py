@@ -29,19 +29,19 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import Outcome, Proposal, SequenceParams, Timings, TokenLogprobs, Verdict
-from paceline.decoding.sampling import check_sparse
+from paceline.core.types import Outcome, Timings, TokenLogprobs, Verdict
 from paceline.engine.scheduling.mask import forced_tokens, grammar_for, restriction
 from paceline.engine.scheduling.passes import Job, PassResult, own_error, run_pass, together_or_alone
 from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.engine.scheduling.session import Disposition, question_of
 from paceline.grammar import Grammars
-from paceline.rpc.codec import check_opening, check_token_ids
+from paceline.rpc.codec import check_opening
 from paceline.rpc.codec.status import code_name
 from paceline.telemetry.span_interface import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 from target_worker.acceptance.items import VerifyItem
 from target_worker.batching_delay import BatchingDelay
+from target_worker.limits import RoundLimits
 from target_worker.preverify import PrecomputedRows
 from target_worker.rounds import (
     NO_PROPOSAL,
@@ -84,8 +84,7 @@ class TargetEngine:
         self._runner = runner
         self._budget = config.max_batch_tokens
         self._beside = config.max_mixed_prefill_tokens or None
-        self._vocabulary_size = vocabulary_size
-        self._max_model_len = max_model_len
+        self._limits = RoundLimits(vocabulary_size, max_model_len, config.max_batch_tokens)
         self._eos_token_ids = tuple(eos_token_ids)
         self.grammars = grammars
         self._clock = clock
@@ -113,8 +112,8 @@ class TargetEngine:
 
     @property
     def max_tree_nodes(self) -> int:
-        """Most nodes of a tree: all rows of a round are in one pass."""
-        return min(limits.MAX_TREE_NODES, self._budget - 1)
+        """Most nodes of a tree."""
+        return self._limits.max_tree_nodes
 
     @property
     def has_work(self) -> bool:
@@ -166,7 +165,7 @@ class TargetEngine:
         return []
 
     def _open(self, command: OpenSequence) -> None:
-        check_opening(command.token_ids, command.params, self._vocabulary_size, self._eos_token_ids)
+        check_opening(command.token_ids, command.params, self._limits.vocabulary_size, self._eos_token_ids)
         grammar = grammar_for(command.params, self.grammars)
         held = self.sequences.find(command.sequence_id)
         if held is not None and held.session.epoch < command.epoch:
@@ -176,7 +175,7 @@ class TargetEngine:
 
     def _begin(self, command: VerifyRound, arrived: float) -> list[TargetEvent]:
         held = self.sequences.get(command.sequence_id)
-        self._check(command, held)
+        self._limits.check(command, held.session.params)
         disposition = held.session.begin(
             command.epoch,
             command.round,
@@ -245,11 +244,11 @@ class TargetEngine:
         if r is None or place(r.command) != place(command):
             return
         for outcome, proposal in command.proposals.items():
-            self._check(after(command, outcome.num_accepted, proposal), r.job.held)
+            self._limits.check(after(command, outcome.num_accepted, proposal), r.job.held.session.params)
         longest = command.base_length + r.command.proposal.depth + 1
-        if command.plain_otherwise and longest > self._max_model_len:
+        if command.plain_otherwise and longest > self._limits.max_model_len:
             raise InvalidArgumentError(
-                "plain_otherwise", f"may go on beyond the model's length of {self._max_model_len}"
+                "plain_otherwise", f"may go on beyond the model's length of {self._limits.max_model_len}"
             )
         r.next_proposals.update(command.proposals)
         r.plain_otherwise = r.plain_otherwise or command.plain_otherwise
@@ -274,35 +273,6 @@ class TargetEngine:
         while self._early:
             with contextlib.suppress(PacelineError):
                 self._keep_next_proposals(self._early.popleft())
-
-    def _check(self, command: VerifyRound, held: HeldSequence[Verdict]) -> None:
-        """Refuse what the model cannot judge, before it costs a pass or touches the session."""
-        proposal = command.proposal
-        check_token_ids("committed_tail", command.committed_tail, self._vocabulary_size)
-        check_token_ids("proposal.token_ids", proposal.token_ids, self._vocabulary_size)
-        params = held.session.params
-        if proposal.is_tree:
-            self._check_tree(proposal, params)
-        elif proposal.tries:
-            raise InvalidArgumentError("proposal.tries", "have no meaning without proposal.parents")
-        if command.base_length + proposal.depth > self._max_model_len:
-            raise InvalidArgumentError(
-                "proposal.token_ids", f"end beyond the model's length of {self._max_model_len}"
-            )
-        if proposal.distributions:
-            if not params.mode.facts.needs_q:
-                raise InvalidArgumentError(
-                    "proposal.distributions", f"have no meaning in {params.mode.value} mode"
-                )
-            drawn = [proposal.token_ids[node] for node in proposal.tries] or proposal.token_ids
-            check_sparse(proposal.distributions, self._vocabulary_size, drawn)
-
-    def _check_tree(self, proposal: Proposal, params: SequenceParams) -> None:
-        """Refuse a tree that the mode does not take, or that has more rows than a pass."""
-        if not params.judged_as.facts.takes_trees:
-            raise InvalidArgumentError("proposal.parents", f"{params.mode.value} mode judges chains only")
-        if proposal.num_draft_tokens > self.max_tree_nodes:
-            raise InvalidArgumentError("proposal.parents", f"has more than {self.max_tree_nodes} nodes")
 
     def step(self) -> list[TargetEvent]:
         """Run one pass over the rounds in progress; return the verdicts it made possible."""

@@ -149,7 +149,8 @@ def test_invariant_7_one_requests_failure_ends_no_other(how: str) -> None:
         runner.crash_on = lambda token_ids: RuntimeError() if token_ids[:3] == [4, 4, 4] else None
     else:
         world.max_model_len = world.targets[0].known.max_model_len = 100
-        world.targets[0].worker.core._max_model_len = 100
+        core = world.targets[0].worker.core
+        core._limits = replace(core._limits, max_model_len=100)
         poison = request("bad", prompt=(4,) * 60, max_tokens=12)
     others = [world.submit(one) for one in asked]
     bad = world.submit(poison)
