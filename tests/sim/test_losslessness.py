@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -226,6 +226,15 @@ def test_trees_of_one_and_several_drafts_keep_the_distribution(
     assert 0.3 < depths_judged(world) < 0.98
     assert max(len(stats.histogram) for stats in stats_of(world)) == K + 1
     assert p_value(world) > LEVEL
+
+
+@pytest.mark.planted
+def test_choosing_among_drafts_by_what_they_drew_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greatest(proposals: Sequence[Proposal]) -> Proposal:
+        return max(proposals, key=lambda proposal: proposal.token_ids[:1], default=Proposal())
+
+    monkeypatch.setattr("coordinator.proposers.drafts.merged", greatest)
+    assert p_value(simulate(AcceptanceMode.REJECTION, first_seed=150_000, drafts=3)) < LEVEL
 
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
