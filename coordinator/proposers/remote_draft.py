@@ -59,8 +59,9 @@ class RemoteDraft(WorkerView):
 
     def opening(self, ledger: Ledger, params: SequenceParams) -> list[OpenSequence]:
         """Open the sequence as on any worker; the read position starts at 0."""
-        if not self.open:
-            self.read = 0
+        if self.open:
+            return []
+        self.read = 0
         return WorkerView.opening(self, ledger, replace(params, draft_index=self.index))
 
     def unread(self, ledger: Ledger) -> int:
