@@ -170,6 +170,19 @@ def check_every_outcome(name: str, mode: AcceptanceMode, steps: int | None, k: i
     return hits
 
 
+@pytest.mark.parametrize("no_lookahead", [False, True])
+def test_a_draft_whose_continuations_are_of_no_use_makes_none(no_lookahead: bool) -> None:
+    """One draft of several, whose next round is asked for as usual."""
+    worker = Worker(24)
+    worker.open()
+    events = list(worker.it.handle(DraftRound("s", 1, 1, 3, (), K, no_lookahead=no_lookahead), 0.0))
+    events += worker.run()
+    first, expected = without_lookahead("greedy", AcceptanceMode.COUPLED, K)
+    assert answer(events) == first
+    assert any(isinstance(event, Continuations) for event in events) is not no_lookahead
+    assert second_round(worker, (*first.token_ids[:1], 0), K) == expected[1, 0]
+
+
 @pytest.mark.parametrize("sampling", ["greedy", "warm"])
 @pytest.mark.parametrize("mode", AcceptanceMode)
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, None], ids=lambda s: f"{s} steps ahead")
