@@ -1,11 +1,8 @@
 """The draft worker without sockets and threads: rounds in, proposals out.
 
-Each of the K steps is one step of the drafter over all drafting sequences, whatever step each one is at.
-Where a sub-drafter has a guess, one step may draw several tokens (sampling/guesses.py). Elsewhere, if no
-logits need Python between two tokens, the drafter draws all steps after the first by itself
-(sampling/chains.py). A tree grows level by level instead, together with all others (trees/). After a full
-acceptance the state lacks the entry of dK, since the last draft token is never fed; the next round feeds it,
-because a feed is always everything of the ledger that the state lacks.
+Proposals are drawn by drawing.py, one step of all rounds at a time. After a full acceptance the state lacks
+the entry of dK, since the last draft token is never fed; the next round feeds it, because a feed is always
+everything of the ledger that the state lacks.
 
 While no round wants a step, a draft that looks ahead prefills prompts of sequences that were opened
 (lookahead/prefill_ahead.py) and drafts branches for the likely outcomes of the verifications in progress
@@ -15,19 +12,15 @@ look ahead may share its device, so it reads a prompt only when a round asks for
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import torch
 
 from draft_worker.drafters.interface import BranchRegion, Drafter
+from draft_worker.drawing import DraftInProgress, Drawing, cut_to_draft
 from draft_worker.lookahead.fanout import MAX_RANK
 from draft_worker.lookahead.lookahead import Lookahead
 from draft_worker.lookahead.prefill_ahead import PrefillAhead
-from draft_worker.sampling.chains import can_chain, chain_of, drawn_by
 from draft_worker.sampling.draw import Drawn, NoiseTape
-from draft_worker.sampling.guesses import Guesses, draw_guessed
+from draft_worker.sampling.guesses import Guesses
 from draft_worker.sampling.partial_draft import PartialDraft
 from draft_worker.sampling.sampler import TokenSampler
 from draft_worker.sub_drafters import sub_drafter_of
@@ -35,12 +28,7 @@ from draft_worker.trees.tree import DraftTree
 from draft_worker.trees.trees import Trees
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import NO_SUB_DRAFTER, DraftConfig
-from paceline.core.errors import (
-    InternalError,
-    InvalidArgumentError,
-    PacelineError,
-    ResourceExhaustedError,
-)
+from paceline.core.errors import InvalidArgumentError, PacelineError, ResourceExhaustedError
 from paceline.core.limits import MAX_TREE_NODES
 from paceline.core.messages import (
     CloseSequence,
@@ -53,7 +41,7 @@ from paceline.core.messages import (
 )
 from paceline.core.types import Proposal
 from paceline.engine.scheduling.mask import grammar_for
-from paceline.engine.scheduling.passes import Job, together_or_alone
+from paceline.engine.scheduling.passes import Job
 from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.engine.scheduling.session import Disposition, question_of
 from paceline.grammar import Grammars
@@ -61,23 +49,6 @@ from paceline.rpc.codec import check_opening, check_token_ids
 from paceline.rpc.codec.status import code_name
 from paceline.telemetry.span_interface import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class DraftInProgress:
-    """A round whose proposal is being drawn."""
-
-    command: DraftRound
-    draft: PartialDraft
-    job: Job
-    """Its outstanding feed."""
-    guess: Sequence[int] = ()
-    """The last tokens of the feed, guessed to be drawn next."""
-    wants_tree: bool = False
-    tree: DraftTree | None = None
-    """Once the ledger is fed."""
 
 
 class DraftEngine:
@@ -121,6 +92,18 @@ class DraftEngine:
         )
         self._max_prefill_rows = config.max_mixed_prefill_tokens or None
         limits = config.max_batch_tokens, self._max_prefill_rows
+        self._drawing = Drawing(
+            drafter,
+            config,
+            self._sampler,
+            self._trees,
+            self._guesses,
+            self._eos_token_ids,
+            self.observer.passes["rounds"],
+            clock,
+            self._free_branches,
+            self.lookahead.room_after_tree,
+        )
         self._prefill_ahead = PrefillAhead(drafter, self._free_branches, passes, clock, *limits)
         self._prefilled_last = False
         """The last step without a round prefilled a prompt."""
@@ -230,20 +213,17 @@ class DraftEngine:
         self._rounds[command.sequence_id] = r
         if draft.complete or (tree is not None and tree.complete):
             return self._settle(r)
-        self._feed(r, feed)
+        self._drawing.feed(r, feed)
         return []
 
-    def _feed(self, r: DraftInProgress, tokens: Sequence[int]) -> None:
-        """Feed a round's next tokens, the newest last, and what the sub-drafter guesses behind them."""
-        # A sub-drafter guesses one path.
-        r.guess = () if r.wants_tree else self._guesses.after(r.command.sequence_id, r.draft)
-        r.job.feed_next([*tokens, *r.guess], rows=1 + len(r.guess))
-
     def step(self) -> list[DraftEvent]:
-        """Continue the rounds in progress: whole chains, then one step of the others. Else work ahead."""
+        """Continue the rounds in progress. Without any, work ahead."""
         if not self._rounds:
             return self._step_ahead()
-        return [*self._draw_chains(), *self._draw_step(), *self._grow_trees()]
+        events: list[DraftEvent] = []
+        for r, error in self._drawing.advance(list(self._rounds.values())):
+            events += self._settle(r) if error is None else self._break_off(r, error)
+        return events
 
     def _step_ahead(self) -> list[DraftEvent]:
         """Prefill a prompt or look ahead, in turns where there is both to do. Unsent branches go first."""
@@ -254,165 +234,6 @@ class DraftEngine:
             return lookahead.step()
         prefill.step()
         return []
-
-    def _draw_chains(self) -> list[DraftEvent]:
-        """Draw the rounds that the drafter can draw by itself; all others, and failed ones, go by steps.
-
-        One with a guess takes a step, which may draw as many tokens as a chain in the time of one.
-        """
-        skills = self._drafter.skills.chains
-        if skills is None:
-            return []
-        config, others = self._config, self._sampler.num_others
-        rounds: list[DraftInProgress] = []
-        rows_left = config.max_batch_tokens
-        for r in self._rounds.values():
-            short = r.job.remaining <= min(skills.max_feed, rows_left) and not r.job.begins
-            stepwise = r.wants_tree or r.guess
-            if short and not stepwise and can_chain(r.draft, skills, self._eos_token_ids):
-                rounds.append(r)
-                rows_left -= r.job.remaining
-        if not rounds:
-            return []
-        chains = [
-            chain_of(r.draft, r.job.held.table, r.job.feed[r.job.offset :], config, others) for r in rounds
-        ]
-        begun = self._clock()
-        try:
-            drawn = self._drafter.draw_chains(chains)
-        except ResourceExhaustedError:
-            return []
-        except Exception:
-            log.exception("drawing %d chains failed; going on token by token", len(chains))
-            return []
-        spent = self._clock() - begun
-        rows = sum(chain.entries(found) for chain, found in zip(chains, drawn, strict=True))
-        self.observer.passes["rounds"].ran(rows, len(chains), spent)
-        events: list[DraftEvent] = []
-        for r, chain, found in zip(rounds, chains, drawn, strict=True):
-            r.job.ran(begun, spent, rows, len(chains))
-            if not found.token_ids:
-                continue
-            r.job.held.fed([*chain.token_ids, *found.token_ids[:-1]])
-            r.job.held.found_sound()
-            r.draft.drawn.extend(drawn_by(found))
-            if r.draft.complete:
-                events += self._settle(r)
-            else:
-                self._feed(r, [r.draft.newest])
-        return events
-
-    def _draw_step(self) -> list[DraftEvent]:
-        """One step of the drafter over the rounds in progress, and the tokens drawn from its scores."""
-        by_id = {r.job.sequence_id: r for r in self._rounds.values() if r.tree is None}
-        if not by_id:
-            return []
-        result = self._drafter.step(
-            [r.job for r in by_id.values()],
-            max_rows=self._config.max_batch_tokens,
-            max_prefill_rows=self._max_prefill_rows,
-            free_branches=self._free_branches,
-            passes=self.observer.passes["rounds"],
-        )
-        events: list[DraftEvent] = []
-        for job, error in result.failed:
-            events += self._break_off(job, error)
-        if not result.finished:
-            return events
-        assert result.logits is not None
-        fed = [by_id[job.sequence_id] for job in result.finished]
-        planted = [r for r in fed if r.wants_tree and self._plant(r)]
-        if not planted:
-            return [*events, *self._draw(fed, result.logits)]
-        parts = list(zip(fed, torch.split(result.logits, [r.job.rows for r in fed]), strict=True))
-        for draw, some in (
-            (self._draw, [part for part in parts if part[0].tree is None]),
-            (self._root, [part for part in parts if part[0].tree is not None]),
-        ):
-            if some:
-                events += draw([r for r, _ in some], torch.cat([rows for _, rows in some]))
-        return events
-
-    def _draw(self, rounds: Sequence[DraftInProgress], logits: torch.Tensor) -> list[DraftEvent]:
-        """The next tokens of chains, from the rows that were fed last."""
-        begun = self._clock()
-        drawn = together_or_alone(
-            rounds,
-            logits,
-            [r.job.rows for r in rounds],
-            lambda some, rows: draw_guessed(self._sampler, [(r.draft, r.guess) for r in some], rows),
-            "drawing",
-        )
-        spent = self._clock() - begun
-        events: list[DraftEvent] = []
-        for r, tokens in zip(rounds, drawn, strict=True):
-            r.job.compute += spent
-            if isinstance(tokens, PacelineError):
-                events += self._break_off(r.job, tokens)
-                continue
-            r.draft.drawn.extend(filter(None, tokens))
-            self._cut_to_draft(r)
-            if tokens[-1] is None:
-                events += self._break_off(r.job, _found_broken(r.job.held))
-                continue
-            r.job.held.found_sound()
-            if r.draft.complete:
-                events += self._settle(r)
-            else:
-                self._feed(r, [r.draft.newest])
-        return events
-
-    def _plant(self, r: DraftInProgress) -> bool:
-        """Begin a round's tree; False if there is no room for one, so that a chain is drawn.
-
-        That depends on nothing that is drawn in the round.
-        """
-        more = self.lookahead.room_after_tree(r.command)
-        r.tree = self._trees.begin(r.job.held, r.draft, r.command.shape, more)
-        r.wants_tree = r.tree is not None
-        return r.wants_tree
-
-    def _root(self, rounds: Sequence[DraftInProgress], logits: torch.Tensor) -> list[DraftEvent]:
-        """The first nodes of trees, from the rows after their ledgers."""
-        width = max(r.command.shape.width for r in rounds)
-        begun = self._clock()
-        found = together_or_alone(
-            rounds,
-            logits,
-            [1] * len(rounds),
-            lambda some, rows: self._sampler.rows([r.draft for r in some], rows, width),
-            "drawing",
-        )
-        spent = self._clock() - begun
-        events: list[DraftEvent] = []
-        for r, row in zip(rounds, found, strict=True):
-            r.job.compute += spent
-            if row is None or isinstance(row, PacelineError):
-                events += self._break_off(r.job, _found_broken(r.job.held) if row is None else row)
-                continue
-            r.job.held.found_sound()
-            assert r.tree is not None
-            r.tree.growth.grow([row])
-        return events
-
-    def _grow_trees(self) -> list[DraftEvent]:
-        """One level of every tree, in one pass; those that are complete are answered."""
-        rounds = [(r, r.tree) for r in self._rounds.values() if r.tree is not None]
-        growing = [tree for _, tree in rounds if not tree.complete]
-        if growing:
-            begun = self._clock()
-            rows = self._trees.grow(growing)
-            spent = self._clock() - begun
-            self.observer.passes["rounds"].ran(rows, len(growing), spent)
-            for r, tree in rounds:
-                if tree in growing:
-                    r.job.ran(begun, spent, rows, len(growing))
-        return [event for r, tree in rounds if tree.complete for event in self._settle(r)]
-
-    def _cut_to_draft(self, r: DraftInProgress) -> None:
-        """Drop entries that wrong guesses left. The draft's newest token has none."""
-        held = r.job.held
-        held.cut_to(min(held.num_computed_tokens, r.command.base_length + len(r.draft.drawn) - 1))
 
     def _settle(self, r: DraftInProgress, error: str = "") -> list[DraftEvent]:
         """Answer the round, unless its proposal is known, and look ahead of its verdict.
@@ -453,24 +274,23 @@ class DraftEngine:
         }
         self.observer.answered(*where, r.job.arrived, self._clock(), attributes, error)
 
-    def _break_off(self, job: Job, error: PacelineError) -> list[DraftEvent]:
+    def _break_off(self, r: DraftInProgress, error: PacelineError) -> list[DraftEvent]:
         """End a round that cannot go on; where the target judges by ratios, with the tokens drawn so far.
 
         Whether the next token can be drawn may depend on them. If such proposals were dropped, the tokens of
         the others would have other distributions than the target is told.
         """
-        r = self._rounds[job.sequence_id]
         # Room depends on time, and time on no token unless a sub-drafter guesses.
         no_room = isinstance(error, ResourceExhaustedError) and self._config.sub_drafter == NO_SUB_DRAFTER
         if r.draft.params.target_decides or not r.draft.drawn or no_room:
-            return [self._fail(job, error)]
-        self._cut_to_draft(r)
+            return [self._fail(r, error)]
+        cut_to_draft(r)
         return self._settle(r, code_name(error))
 
-    def _fail(self, job: Job, error: PacelineError) -> DraftEvent:
+    def _fail(self, r: DraftInProgress, error: PacelineError) -> DraftEvent:
         """End a round without a proposal; the sequence stays, rolled back to its ledger."""
-        r = self._rounds.pop(job.sequence_id)
-        held: HeldSequence[DraftProposal] = job.held
+        del self._rounds[r.command.sequence_id]
+        held: HeldSequence[DraftProposal] = r.job.held
         if held.session.params.traceparent:
             self._trace(r, 0, code_name(error))
         self._trees.release(r.command.sequence_id)
@@ -507,9 +327,3 @@ class DraftEngine:
             if sequence_id not in self._rounds:
                 self._discard_work(sequence_id)
                 self.sequences.drop(sequence_id)
-
-
-def _found_broken(held: HeldSequence[DraftProposal]) -> InternalError:
-    """The error of a round whose last row is no distribution."""
-    held.found_broken()
-    return InternalError("the draft model's logits are not numbers")

@@ -216,9 +216,9 @@ def test_a_wrong_check_of_guesses_breaks_the_law(
 
 @pytest.mark.planted
 def test_a_second_chance_for_the_guess_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    import draft_worker.engine as engine
+    from draft_worker import drawing
 
-    monkeypatch.setattr(engine, "draw_guessed", with_the_spare_number(engine.draw_guessed))
+    monkeypatch.setattr(drawing, "draw_guessed", with_the_spare_number(drawing.draw_guessed))
     found, _ = enumerated(monkeypatch, VOCAB, 2, Scripted((1,), ()), spare=1)
     with pytest.raises(AssertionError):
         check_law(found, VOCAB)
