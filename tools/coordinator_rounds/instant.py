@@ -43,6 +43,7 @@ class InstantEngine:
 
     grammars = None
     has_work = False
+    max_tree_nodes = 0
 
     def __init__(self, _built: Built, _config: WorkerConfig, observer: WorkerObserver) -> None:
         self.observer = observer
