@@ -176,7 +176,8 @@ class Coordinator:
         if not self.has_target:
             return []
         drafts = [link.admitted for link in self.dispatcher.drafts if link.admitted]
-        return setup_warnings(self.config, self.target_info(), drafts)
+        awaited = len(self.dispatcher.drafts) - len(drafts)
+        return setup_warnings(self.config, self.target_info(), drafts, awaited)
 
     @property
     def model_name(self) -> str:

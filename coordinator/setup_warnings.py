@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from paceline.core.config import CoordinatorConfig
+from paceline.core.types import AcceptanceMode
 from paceline.core.validation import AUTO
 from paceline.v1 import common_pb2
 
@@ -13,6 +14,7 @@ def setup_warnings(
     config: CoordinatorConfig,
     target: common_pb2.WorkerInfo,
     drafts: Sequence[common_pb2.WorkerInfo],
+    num_awaited: int = 0,
 ) -> list[str]:
     """One sentence for each such setting.
 
@@ -20,6 +22,7 @@ def setup_warnings(
         config: the defaults of requests.
         target: the target's limits.
         drafts: the admitted drafts.
+        num_awaited: number of other drafts, which are starting or lost.
     """
     shorter = [
         f"the draft {draft.model} takes up to {draft.max_model_len} tokens, the target"
@@ -49,9 +52,20 @@ def setup_warnings(
         for _ in drafts
         if config.tree_width == AUTO and (config.speculation_table or config.num_speculative_tokens != AUTO)
     ]
-    few = [
-        f"drafts_per_sequence is {wanted}, but there are fewer draft workers ({len(drafts)})"
-        for wanted in (config.drafts_per_sequence,)
-        if 0 < len(drafts) < wanted
-    ]
+    few = _too_few(config, drafts, num_awaited)
     return list(dict.fromkeys([*shorter, *idle, *waiting, *chains, *undecided, *few]))
+
+
+def _too_few(
+    config: CoordinatorConfig, drafts: Sequence[common_pb2.WorkerInfo], num_awaited: int
+) -> Iterator[str]:
+    wanted, known = config.drafts_per_sequence, len(drafts) + num_awaited
+    if drafts and known < wanted:
+        yield f"drafts_per_sequence is {wanted}, but there are fewer draft workers ({known})"
+    # A draft without weights has no fingerprint and counts as a model of its own.
+    models = {draft.model_fingerprint or draft.instance_id for draft in drafts}
+    if config.acceptance is AcceptanceMode.COUPLED and len(models) < wanted <= len(drafts):
+        yield (
+            f"drafts_per_sequence is {wanted}, but the drafts are of fewer models ({len(models)}): in coupled"
+            " mode, drafts of one model would propose the same, so one of them is asked"
+        )

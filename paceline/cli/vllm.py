@@ -188,10 +188,10 @@ def _bounds(name: str, tree: Any) -> list[str]:
     The tree is a text: a list of nodes, each a tuple with the number of every child on the way to it.
     """
     try:
-        nodes = {tuple(map(int, node)) for node in ast.literal_eval(tree)}
+        nodes = set(map(tuple, ast.literal_eval(tree)))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         nodes = set()
-    if not nodes or not all(node and min(node) >= 0 for node in nodes):
+    if not nodes or not all(node and all(type(i) is int and i >= 0 for i in node) for node in nodes):
         why = f"{_TREE} {tree!r} must be a list of paths, such as [(0,), (1,), (0, 0)]"
         raise InvalidArgumentError(name, why)
     depth, width = max(map(len, nodes)), 1 + max(map(max, nodes))

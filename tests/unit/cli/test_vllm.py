@@ -101,7 +101,22 @@ def test_a_token_tree_becomes_bounds(tree: str, options: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "tree", ["", "[", "[]", "[()]", "(1)", "[(0,), 'x']", "[(-1,)]", "__import__('os')", 5, None]
+    "tree",
+    [
+        "",
+        "[",
+        "[]",
+        "[()]",
+        "(1)",
+        "[(0,), 'x']",
+        "[(-1,)]",
+        "__import__('os')",
+        "[(1e999,)]",
+        "[(0.5,)]",
+        "['01']",
+        5,
+        None,
+    ],
 )
 def test_a_malformed_token_tree_is_refused_by_name(tree: object) -> None:
     with pytest.raises(InvalidArgumentError, match="speculative_token_tree") as refused:

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.setup_warnings import setup_warnings
 from paceline.core.config import CoordinatorConfig
+from paceline.core.types import AcceptanceMode
 from paceline.core.validation import DraftTokens, TreeWidth
 from paceline.v1 import common_pb2
 
@@ -79,8 +80,25 @@ def test_a_width_that_nothing_chooses_is_told() -> None:
 
 
 def test_missing_drafts_of_several_are_told() -> None:
-    drafts = [worker("one", 2048), worker("other", 2048)]
+    drafts = [common_pb2.WorkerInfo(model=m, max_model_len=2048, instance_id=m) for m in ("one", "other")]
     config = settings(drafts_per_sequence=2)
     assert setup_warnings(config, TARGET, drafts) == setup_warnings(config, TARGET, []) == []
     (warning,) = setup_warnings(config, TARGET, drafts[:1])
     assert warning == "drafts_per_sequence is 2, but there are fewer draft workers (1)"
+    assert setup_warnings(config, TARGET, drafts[:1], num_awaited=1) == []
+
+
+@pytest.mark.parametrize(("mode", "told"), [("coupled", 1), ("rejection", 0)])
+def test_drafts_of_one_model_that_propose_the_same_are_told(mode: str, told: int) -> None:
+    drafts = [
+        common_pb2.WorkerInfo(
+            model="small", max_model_len=2048, instance_id=f"{i}", model_fingerprint=weights
+        )
+        for i, weights in enumerate(("a", "a", "b"))
+    ]
+    config = settings(drafts_per_sequence=2, acceptance=AcceptanceMode(mode))
+    assert setup_warnings(config, TARGET, drafts) == setup_warnings(config, TARGET, drafts[1:]) == []
+    warnings = setup_warnings(config, TARGET, drafts[:2])
+    assert len(warnings) == told
+    for warning in warnings:
+        assert warning.startswith("drafts_per_sequence is 2, but the drafts are of fewer models (1)")
