@@ -12,7 +12,7 @@ from torch import Tensor
 from draft_worker.drafters import model as drafting
 from paceline.core.config import DraftConfig
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine.backends.captured import CudaGraphs
+from paceline.engine.backends.captured import PATIENCE, CudaGraphs
 from paceline.engine.loading import measuring
 from paceline.engine.loading.measuring import PeakLoad, layout_of_many, layout_of_one
 from paceline.engine.memory_plan import MemoryPlan
@@ -117,10 +117,11 @@ def test_the_cache_takes_what_the_rest_leaves(cuda: PretendedCuda, planned: Mode
 
 
 def check_within_plan(cuda: PretendedCuda, kind: Kind, models: Models) -> None:
-    """Play its rounds twice: the second time, all is recorded."""
+    """Play its rounds until all is recorded, also prompts, which come once each time; then once more."""
     index, runner = (1, models.draft) if kind.drafts else (0, models.target)
     plan = plan_of(runner)
-    play(kind, cuda, CARDS[index])
+    for _ in range(1 + PATIENCE):
+        play(kind, cuda, CARDS[index])
     assert cuda.memory.peak(index) <= plan.planned
     assert cuda.memory.recorded(index) <= plan.graphs
     torch.cuda.empty_cache()

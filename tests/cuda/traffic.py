@@ -59,6 +59,10 @@ SEQUENCES: Final = (1, 16, 64)
 KEYS: Final = (1000, 4000, 8000)
 ROWS: Final = {"8B": (1, 5), "1B": (1,)}
 """Of each sequence: plain decoding or a draft's step, and verification of K = 4."""
+TREE: Final = (*(-1,) * 4, *(node // 2 for node in range(28)))
+"""The parents of 32 nodes, 27 of them beside the trunk."""
+TREES: Final = [(1, 4000), (16, 4000)]
+"""Sequences and keys of steps of the 8B model that verify one for each sequence."""
 ATTENTIONS: Final[dict[str, CacheAttention]] = {"gathered": GATHERED, "varlen": VarlenAttention(BLOCK)}
 
 
@@ -160,14 +164,17 @@ class Model:
         )
         self.runner = ModelRunner(model, cache, self.captured)
 
-    def step(self, sequences: int, keys: int, rows: int) -> Step:
-        """One step of sequences whose blocks lie in turn, when its shape has been recorded."""
+    def step(self, sequences: int, keys: int, rows: int, parents: tuple[int, ...] = ()) -> Step:
+        """One step of sequences whose blocks lie in turn, when its shape has been recorded.
+
+        `parents`: of the last rows, if they are the nodes of a tree.
+        """
         tables = [self.runner.new_table() for _ in range(sequences)]
         for start in range(0, keys, 1024):
             for table in tables:
                 table.reserve(min(1024, keys - start))
                 table.commit(min(1024, keys - start))
-        inputs = [SequenceInput(table, [1] * rows, rows) for table in tables]
+        inputs = [SequenceInput(table, [1] * rows, rows, parents) for table in tables]
         entries = sequences * (keys + rows) * self._entry_bytes
         meter = Meter(entries // self._num_layers)
 
@@ -180,7 +187,7 @@ class Model:
         for _ in range(1 + PATIENCE):
             forward()
         with meter:
-            _judge(forward(), rows, meter)
+            _judge(forward(), rows, parents, meter)
         for table in tables:
             table.free()
         logits = sequences * rows * VOCAB * 2
@@ -195,10 +202,10 @@ class Model:
         )
 
 
-def _judge(logits: Tensor, rows: int, meter: Meter) -> None:
+def _judge(logits: Tensor, rows: int, parents: tuple[int, ...], meter: Meter) -> None:
     """As `verify_items` does on a device, but for the copy to the host."""
     params = SequenceParams(SamplingParams(temperature=0.8, seed=1), AcceptanceMode.COUPLED, prompt_length=3)
-    item = VerifyItem(params, range(9), Proposal(tuple(range(rows - 1)), ()))
+    item = VerifyItem(params, range(9), Proposal(tuple(range(rows - 1)), parents))
     kernels: Callable[[torch.device], Any] = lambda device: _ChoiceKernel(meter)  # noqa: E731
     with patch("paceline.decoding.coupled.gumbel_kernels", kernels):
         judge_all([item] * (len(logits) // rows), logits, ())
@@ -222,10 +229,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON list")
     asked = parser.parse_args()
     found = []
+    chains = [(*case, ()) for case in cases()]
+    trees = [("8B", 1 + len(TREE), *shape, TREE) for shape in TREES]
     if not asked.json:
         print(f"{'GB a step':22}{'least':>8}" + "".join(f"{name:>16}" for name in ATTENTIONS))
-    for model, rows, sequences, keys in cases():
-        kinds = [model_of(model, attention).step(sequences, keys, rows) for attention in ATTENTIONS]
+    for model, rows, sequences, keys, parents in chains + trees:
+        kinds = [model_of(model, attention).step(sequences, keys, rows, parents) for attention in ATTENTIONS]
         found += kinds
         if not asked.json:
             told = "".join(f"{step.moved / 1e9:9.1f} ({step.ratio:.2f})" for step in kinds)

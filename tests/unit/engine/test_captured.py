@@ -24,21 +24,27 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from paceline.core.errors import ResourceExhaustedError
+from paceline.core.limits import MAX_TREE_NODES
 from paceline.core.types import SparseDistribution
 from paceline.decoding.noise import CoupledNoise, gumbel
 from paceline.decoding.sampling import to_sparse
 from paceline.decoding.support import draw_in_tensors
 from paceline.engine.backends.attention import inspect_attention
+from paceline.engine.backends.cache_attention.fixed_forks import MAX_OWN, FixedForks
+from paceline.engine.backends.cache_attention.gathered import GatheredPass
 from paceline.engine.backends.cache_attention.group import AttentionGroup
 from paceline.engine.backends.captured import choosing
 from paceline.engine.backends.captured.backend import PATIENCE, PATIENCE_FULL
 from paceline.engine.backends.captured.buckets import (
+    FORKED_ROWS,
     MAX_BATCH_ROWS,
     MAX_KEYS,
     MAX_ROWS,
     MAX_SEQUENCES,
     bucket_of,
+    forked_bucket_of,
 )
+from paceline.engine.backends.captured.forked_inputs import _bits
 from paceline.engine.backends.captured.recording import Step
 from paceline.engine.backends.captured.static_inputs import StaticInputs
 from paceline.engine.cache import PagedCache
@@ -500,7 +506,7 @@ class Uncounted(StaticInputs):
     """Leaves the padding sequences as the last batch had them."""
 
     def _send(self, count: int) -> None:
-        self._device.copy_(self._host)
+        self._buffer.send()
 
 
 @pytest.mark.planted
@@ -519,7 +525,7 @@ def test_planted_bugs_are_caught(
 
         monkeypatch.setattr(AttentionGroup, "plan", plan)
     elif bug is not None:
-        monkeypatch.setattr("paceline.engine.backends.captured.backend.StaticInputs", bug)
+        monkeypatch.setattr("paceline.engine.backends.captured.inputs.StaticInputs", bug)
     tracer = Tracer()
     runner, texts = recording(models("llama"), tracer), [tokens_of(n, seed=n) for n in (9, 33, 70)]
     wrong = False
@@ -565,6 +571,49 @@ def test_a_bucket_holds_its_batch_and_is_idempotent(
     assert bucket.sequences < 2 * sequences + 8
     assert bucket.rows < 2 * rows + 1
     assert in_place or bucket.keys < max(2 * keys, 257) + (block_size or 1)
+
+
+@given(
+    st.integers(0, 70), st.integers(0, 70), st.integers(0, 5000), st.integers(0, 70),
+    st.sampled_from([1, 16, 48]), st.integers(20, 5000),
+)  # fmt: skip
+def test_a_bucket_of_trees_holds_its_batch(
+    forks: int, rows: int, keys: int, own: int, block_size: int, max_keys: int
+) -> None:
+    bucket = forked_bucket_of(forks, rows, keys, own, max_keys=max_keys, block_size=block_size)
+    if bucket is None:
+        large = rows > 1 + MAX_TREE_NODES or own > MAX_OWN or keys > max_keys
+        full = 2 * forks * max(2 * rows, 9) > MAX_BATCH_ROWS
+        long = 2 * forks * (2 * max(keys, 256) + block_size) > MAX_KEYS
+        assert large or full or long or not (forks and rows)
+        return
+    assert bucket.forks >= forks
+    assert bucket.rows >= rows
+    assert bucket.keys >= keys
+    assert own <= MAX_OWN
+    assert bucket.forks * bucket.rows <= MAX_BATCH_ROWS
+    assert bucket.keys % block_size == 0
+    assert bucket.rows < max(2 * rows, 10)
+
+
+def test_trees_have_few_buckets() -> None:
+    every = itertools.product(range(1, 70), FORKED_ROWS, (2**n for n in range(7, 18)))
+    found = {forked_bucket_of(*shape, max_keys=131_072, block_size=16) for shape in every} - {None}
+    assert len({(bucket.forks, bucket.rows) for bucket in found if bucket}) == 26
+    assert len(found) <= 26 * 8
+
+
+def test_each_entry_beside_a_table_is_a_bit() -> None:
+    seen = [[], [0], [63], [3, 62], [*range(MAX_OWN)]]
+    zeros, bits = torch.zeros(1, len(seen), dtype=torch.int64), torch.from_numpy(_bits(seen))[None]
+    fixed = FixedForks.of(8, 4, zeros.device)
+    own = torch.zeros(2, 1, MAX_OWN, dtype=torch.int64)
+    attention = fixed.at(torch.zeros(1, 2, dtype=torch.int64), own, zeros, zeros, zeros + 5, bits)
+    assert isinstance(attention, GatheredPass)
+    hidden = attention.groups[0].hidden
+    assert hidden is not None
+    found = [row.logical_not().nonzero()[:, 0].tolist() for row in hidden[0]]
+    assert found == [[*range(5), *(8 + place for place in places)] for places in seen]
 
 
 def test_attention_in_place_has_few_buckets_of_keys() -> None:

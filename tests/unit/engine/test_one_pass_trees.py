@@ -6,13 +6,20 @@ import copy
 import random
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError
+from paceline.engine.backends.cache_attention.fixed_forks import FixedForks
+from paceline.engine.backends.cache_attention.fork import Fork, forks_of
+from paceline.engine.backends.cache_attention.interface import PassAttention
+from paceline.engine.backends.captured import forked_inputs
+from paceline.engine.backends.captured.forked_inputs import ForkedInputs
 from paceline.engine.backends.registry import BACKENDS
-from paceline.engine.layout import PassLayout, SequenceInput
+from paceline.engine.layout import Indices, PassLayout, SequenceInput
 from paceline.engine.loading.model import make_runner
 from paceline.engine.runner import ModelRunner
 from paceline.engine.tree_places import TreePlaces
@@ -128,12 +135,50 @@ def test_a_tree_gives_what_its_paths_give_alone(
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mistral", "deepseek"])
 def test_a_recorded_tree_gives_the_same(models: Models, reference: Reference, kind: str) -> None:
-    """As other passes over scattered entries, at the second use of a bucket."""
+    """Two trees among other sequences, each table gathered once, at the second use of a bucket."""
     traced = Tracer()
     runner, rng = recording(models(kind), traced), random.Random(4)
-    for _ in range(4):
+    with patch.object(FixedForks, "at", autospec=True, side_effect=FixedForks.at) as made:
+        for _ in range(4):
+            check_a_mixed_pass(runner, reference, kind, rng, PARENTS[:2])
+    assert made.called
+    assert traced.replays >= 3
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize(
+    ("kind", "bug"),
+    [("llama", "sibling"), ("mistral", "window"), ("llama", "unused"), ("llama", "padding")],
+)
+def test_a_wrong_recorded_tree_is_seen(
+    models: Models, reference: Reference, kind: str, bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, write, bits = FixedForks.at, ForkedInputs._write, forked_inputs._bits
+
+    def wrong_at(fixed: FixedForks, blocks: Tensor, own: Tensor, *rows: Tensor) -> PassAttention:
+        positions, slots, shared, seen = rows
+        if bug == "window":
+            own = torch.stack([own[0], torch.zeros_like(own[1])])
+        if bug == "unused":
+            slots = torch.full_like(slots, 1023)
+        return at(fixed, blocks, own, positions, slots, shared, seen)
+
+    def wrong_write(inputs: ForkedInputs, number: int, fork: Fork, fed: Indices) -> None:
+        write(inputs, number, fork, fed)
+        if bug == "padding":
+            inputs._rows[0, number, len(fork.rows) :] = 0
+
+    def wrong_bits(seen: Sequence[Sequence[int]]) -> Indices:
+        """All nodes beside the trunk see the first of them."""
+        return bits([{0, *places} if places and bug == "sibling" else places for places in seen])
+
+    monkeypatch.setattr(FixedForks, "at", wrong_at)
+    monkeypatch.setattr(ForkedInputs, "_write", wrong_write)
+    monkeypatch.setattr(forked_inputs, "_bits", wrong_bits)
+    runner, rng = recording(models(kind), Tracer()), random.Random(4)
+    check_a_mixed_pass(runner, reference, kind, rng, PARENTS[:2])
+    with pytest.raises(AssertionError, match="not close"):
         check_a_mixed_pass(runner, reference, kind, rng, PARENTS[:2])
-    assert traced.replays > 0
 
 
 def test_positions_and_not_rows_are_bounded_by_the_models_length(models: Models) -> None:
@@ -185,3 +230,9 @@ def test_the_layout_of_a_tree() -> None:
         (5, 1, 4, 5, [6, 7]),
     ]
     assert list(item.entries) == [50, 11, 12, 13]
+    (fork,) = forks_of(layout.sequences)
+    assert fork.rows == [0, 1, 2, 3, 4, 5]
+    assert fork.positions == [2, 3, 4, 5, 3, 4]
+    assert fork.shared == [3, 4, 5, 6, 3, 3]
+    assert fork.seen == [[], [], [], [], [0], [0, 1]]
+    assert fork.own == {6: 3, 7: 4}

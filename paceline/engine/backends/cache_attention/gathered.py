@@ -5,6 +5,7 @@ Sequences with similar numbers of rows and keys share one call, padded, under an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.decoding.transfer import to_device
+from paceline.engine.backends.cache_attention.fork import Fork
 from paceline.engine.backends.cache_attention.group import AttentionGroup
 from paceline.engine.backends.cache_attention.interface import (
     CacheAttention,
@@ -175,7 +177,7 @@ def _attend(
     per_kv = heads // kv_heads
     # Query heads of one key-value head become rows, so keys and values are read once for all of them. For a
     # prefill chunk, however, a mask of [rows, keys] for every query head would be large.
-    fold = sequences > 1 or rows * per_kv <= _FOLD_ROWS
+    fold = sequences > 1 or group.fixed or rows * per_kv <= _FOLD_ROWS
     first, mask = group.plan(cache.windows[layer], per_kv if fold else 1, query.dtype)
     if first:
         keys, values = keys[:, :, first:], values[:, :, first:]
@@ -277,43 +279,19 @@ def _sequences_call(members: Sequence[SequenceRows], device: torch.device) -> _C
 
 def _branches_call(members: Sequence[SequenceRows], device: torch.device) -> _Call:
     """Branches of one table: all rows see the table's entries, then those of their branch."""
-    longest = max(members, key=lambda m: m.shared)
-    shared = longest.shared
-    columns: dict[int, int] = {}
-    for m in members:
-        for slot in m.own[: m.stop - m.shared]:
-            columns.setdefault(slot, shared + len(columns))
-    # One entry a row: where its branch leaves the table, its row of the batch, its position.
-    leaves: list[int] = []
-    chosen: list[int] = []
-    positions: list[int] = []
-    places: list[int] = []
-    # One entry for each of a branch's own entries that a row sees.
-    seen_by: list[int] = []
-    seen: list[int] = []
-    seen_at: list[int] = []
-    for m in members:
-        places.append(len(chosen))
-        own = [columns[slot] for slot in m.own[: m.stop - m.shared]]
-        for row in range(m.count):
-            sees = own[: m.start + row + 1 - m.shared]
-            seen_by += [len(chosen)] * len(sees)
-            seen += sees
-            seen_at += range(m.shared, m.shared + len(sees))
-            leaves.append(m.shared)
-            chosen.append(m.first + row)
-            positions.append(m.start + row)
-    keys, rows = shared + len(columns), len(chosen)
-    key_positions = np.arange(keys)
-    hidden = key_positions >= np.array(leaves)[:, None]
-    hidden[seen_by, seen] = False
-    key_positions[seen] = seen_at
+    fork = Fork.of(members)
+    chosen, shared = fork.rows, fork.num_shared
+    rows, keys = len(chosen), shared + len(fork.own)
+    hidden = np.arange(keys) >= np.array(fork.shared)[:, None]
+    seen_by = [row for row, places in enumerate(fork.seen) for _ in places]
+    hidden[seen_by, [shared + place for places in fork.seen for place in places]] = False
+    key_positions = np.array([*range(shared), *fork.own.values()], dtype=np.int64)
     consecutive = chosen[-1] - chosen[0] == rows - 1
     group = AttentionGroup(
         num_sequences=1,
         num_rows=rows,
         num_keys=keys,
-        first_position=positions[0],
+        first_position=fork.positions[0],
         span=(chosen[0], rows) if consecutive else None,
         rows=None,
         slot_range=None,
@@ -322,9 +300,11 @@ def _branches_call(members: Sequence[SequenceRows], device: torch.device) -> _Ca
         device=device,
         hidden=to_device(torch.from_numpy(hidden)[None], device),
     )
-    gather = np.concatenate([longest.slots(0, shared), np.array(list(columns), dtype=np.int64)])
+    gather = np.concatenate([fork.longest.slots(0, shared), np.array(list(fork.own), dtype=np.int64)])
     indices = None if consecutive else np.array(chosen, dtype=np.int64), gather
-    return _Call(group, rows, places, (*indices, np.array(positions, dtype=np.int64), key_positions))
+    starts = [*itertools.accumulate((m.count for m in members), initial=0)]
+    positions = np.array(fork.positions, dtype=np.int64)
+    return _Call(group, rows, starts[:-1], (*indices, positions, key_positions))
 
 
 def _classes(sequences: Sequence[SequenceRows], *, alone: bool) -> list[list[SequenceRows]]:

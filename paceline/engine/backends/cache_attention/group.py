@@ -33,12 +33,13 @@ class AttentionGroup:
     positions from `first_position`."""
     device: torch.device
     hidden: Tensor | None = None
-    """[1, num_rows, num_keys] bool for rows of branches, whose visible keys do not follow from positions."""
+    """[S, num_rows, num_keys] bool for rows of trees and branches, whose visible keys do not follow from
+    positions."""
     key_positions: Tensor | None = None
-    """[num_keys] positions of the keys of such rows."""
+    """Positions of the keys of such rows: [num_keys], or [S, 1, num_keys]."""
     fixed: bool = False
     """The call is recorded and serves other batches of its shape: nothing in it may depend on this batch's
-    numbers except through `gather` and `query_positions`."""
+    numbers except through its tensors."""
     _plans: dict[tuple[int | None, int, torch.dtype], tuple[int, Tensor | None]] = field(default_factory=dict)
     _views: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,8 +18,17 @@ from torch import Tensor
 from paceline.core.errors import in_one_line
 from paceline.decoding.cuda.kernels import gumbel_kernels
 from paceline.decoding.noise import MAX_NOISE
-from paceline.engine.backends.captured.buckets import MAX_BATCH_ROWS, MAX_FEED, ROWS, Bucket, bucket_of
+from paceline.engine.backends.cache_attention.fork import forks_of
+from paceline.engine.backends.captured.buckets import (
+    MAX_BATCH_ROWS,
+    MAX_FEED,
+    ROWS,
+    Bucket,
+    bucket_of,
+    forked_bucket_of,
+)
 from paceline.engine.backends.captured.choosing import choosing_step, chosen_of
+from paceline.engine.backends.captured.inputs import AnyBucket, Inputs, inputs_of
 from paceline.engine.backends.captured.recording import Recorder, Step
 from paceline.engine.backends.captured.refusals import Refusals
 from paceline.engine.backends.captured.static_inputs import StaticInputs
@@ -50,7 +59,7 @@ def room_for_logits(width: int, dtype: torch.dtype, device: torch.device) -> Ten
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    inputs: StaticInputs
+    inputs: Inputs
     replay: Step
 
 
@@ -81,8 +90,8 @@ class CapturedBackend:
         self._vocab_size = vocab_size
         self._room = room_for_logits(vocab_size, cache.dtype, cache.device) if room is None else room
         self._max_keys = min(max_model_len, cache.num_blocks * cache.block_size)
-        self._recorded: OrderedDict[Bucket, _Recording] = OrderedDict()
-        self._asked: dict[Bucket, int] = {}
+        self._recorded: OrderedDict[AnyBucket, _Recording] = OrderedDict()
+        self._asked: dict[AnyBucket, int] = {}
         self._refusals = Refusals(lambda: free_bytes(cache.device))
 
     @property
@@ -118,14 +127,7 @@ class CapturedBackend:
     @torch.inference_mode()
     def forward(self, layout: PassLayout, cache: PagedCache, cancel: CancelToken) -> Tensor | None:
         """float32 [rows wanted, vocab_size], or the wrapped backend's result if nothing is replayed."""
-        scattered = any(sequence.own for sequence in layout.sequences)
-        bucket = self._bucket_of(
-            len(layout.sequences),
-            max(sequence.count for sequence in layout.sequences),
-            max(sequence.stop for sequence in layout.sequences),
-            scattered,
-        )
-        logits = self._replayed(bucket, lambda inputs: inputs.write(layout))
+        logits = self._replayed_pass(layout)
         if logits is None:
             return self._backend.forward(layout, cache, cancel)
         # The next replay overwrites the result of this one.
@@ -150,6 +152,27 @@ class CapturedBackend:
     def pack(self) -> bool:
         """As the wrapped backend."""
         return self._backend.pack()
+
+    def _replayed_pass(self, layout: PassLayout) -> Tensor | None:
+        sequences = layout.sequences
+        if any(sequence.own for sequence in sequences):
+            forks = forks_of(sequences)
+            forked = forked_bucket_of(
+                len(forks),
+                max(len(fork.rows) for fork in forks),
+                max(fork.num_shared for fork in forks),
+                max(len(fork.own) for fork in forks),
+                max_keys=self._max_keys,
+                block_size=self._cache.block_size,
+            )
+            return self._replayed(forked, lambda inputs: inputs.write(layout, forks))
+        bucket = self._bucket_of(
+            len(sequences),
+            max(sequence.count for sequence in sequences),
+            max(sequence.stop for sequence in sequences),
+            scattered=False,
+        )
+        return self._replayed(bucket, lambda inputs: inputs.write(layout))
 
     def _chains_alike(
         self, layout: PassLayout, which: Sequence[int], inputs: Sequence[ChainInput]
@@ -185,7 +208,7 @@ class CapturedBackend:
             in_place=self._attention.in_place and not scattered,
         )
 
-    def _replayed(self, bucket: Bucket | None, write: Callable[[StaticInputs], None]) -> Tensor | None:
+    def _replayed(self, bucket: AnyBucket | None, write: Callable[[Any], None]) -> Tensor | None:
         if bucket is None:
             return None
         recording = self._recorded.get(bucket)
@@ -199,9 +222,9 @@ class CapturedBackend:
             write(recording.inputs)
         return None if recording is None else recording.replay()
 
-    def _record(self, bucket: Bucket, write: Callable[[StaticInputs], None]) -> _Recording | None:
+    def _record(self, bucket: AnyBucket, write: Callable[[Any], None]) -> _Recording | None:
         try:
-            inputs = StaticInputs(bucket, self._cache, self._attention)
+            inputs = inputs_of(bucket, self._cache, self._attention)
             # Recording runs the step, which writes to the cache, so the inputs must be the caller's.
             write(inputs)
             recording = _Recording(inputs, self._recorder(self._step(inputs)))
@@ -216,7 +239,7 @@ class CapturedBackend:
         self._refusals.add(bucket, reason, out_of_memory=out_of_memory)
         return None
 
-    def _keep(self, bucket: Bucket, recording: _Recording) -> _Recording:
+    def _keep(self, bucket: AnyBucket, recording: _Recording) -> _Recording:
         if len(self._recorded) >= MAX_RECORDED:
             evicted, _ = self._recorded.popitem(last=False)
             del self._asked[evicted]
@@ -224,10 +247,10 @@ class CapturedBackend:
         self._refusals.forget(bucket)
         return recording
 
-    def _step(self, inputs: StaticInputs) -> Step:
-        if inputs.bucket.steps:
+    def _step(self, inputs: Inputs) -> Step:
+        if isinstance(inputs, StaticInputs) and inputs.bucket.steps:
             return choosing_step(self._forward, inputs, self._vocab_size)
-        return lambda: self._left_in_room(self._forward(inputs.batch(inputs.ids, inputs.positions)))
+        return lambda: self._left_in_room(self._forward(inputs.written()))
 
     def _left_in_room(self, logits: Tensor) -> Tensor:
         """Copy the logits into the shared buffer; otherwise each recording would keep its own."""

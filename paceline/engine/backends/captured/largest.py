@@ -11,8 +11,19 @@ from torch import Tensor
 
 from paceline.core.limits import MAX_SUPPORT
 from paceline.decoding.noise import MAX_NOISE
-from paceline.engine.backends.captured.buckets import MAX_FEED, MAX_SEQUENCES, ROWS, Bucket, bucket_of
+from paceline.engine.backends.captured.buckets import (
+    FORKED_ROWS,
+    MAX_BATCH_ROWS,
+    MAX_FEED,
+    MAX_SEQUENCES,
+    ROWS,
+    Bucket,
+    ForkedBucket,
+    bucket_of,
+    forked_bucket_of,
+)
 from paceline.engine.backends.captured.choosing import choosing_step
+from paceline.engine.backends.captured.inputs import AnyBucket, inputs_of
 from paceline.engine.backends.captured.recording import Step
 from paceline.engine.backends.captured.static_inputs import StaticInputs
 from paceline.engine.backends.interface import Recordable
@@ -35,23 +46,24 @@ def largest_steps(
 ) -> list[Step]:
     """Steps over block 0 of the cache, which stands for all others; of `chains` too."""
 
-    def step_of(bucket: Bucket) -> Step:
+    def step_of(bucket: AnyBucket) -> Step:
         def step() -> Tensor:
-            inputs = StaticInputs(bucket, cache, recordable.attention)
-            if bucket.steps:
+            inputs = inputs_of(bucket, cache, recordable.attention)
+            if isinstance(inputs, StaticInputs) and inputs.bucket.steps:
                 return choosing_step(recordable.forward, inputs, vocab_size)()
-            return recordable.forward(inputs.batch(inputs.ids, inputs.positions))
+            return recordable.forward(inputs.written())
 
         return step
 
     fitting = partial(
         bucket_of, max_keys=max_keys, block_size=cache.block_size, in_place=recordable.attention.in_place
     )
-    # Trees and branches: their entries lie anywhere, so they are gathered.
-    scattered = partial(bucket_of, max_keys=max_keys)
-    buckets = largest_buckets(fitting, max_keys) + largest_buckets(scattered, max_keys)
+    buckets: list[AnyBucket] = [*largest_buckets(fitting, max_keys)]
+    buckets += largest_forks(max_keys, cache.block_size)
     if chains:
-        buckets += largest_chains(fitting, vocab_size)
+        # On branches they gather keys even where tables are read in place.
+        most_keys, _ = largest_buckets(partial(bucket_of, max_keys=max_keys), max_keys)
+        buckets += [*largest_chains(fitting, vocab_size), replace(most_keys, rows=1, steps=1)]
     return [step_of(bucket) for bucket in buckets]
 
 
@@ -69,6 +81,23 @@ def largest_buckets(fitting: Fitting, max_keys: int) -> list[Bucket]:
         return bucket.sequences * bucket.keys, bucket.sequences * bucket.rows
 
     return [max(found, key=by_keys), max(found, key=lambda bucket: by_keys(bucket)[::-1])]
+
+
+def largest_forks(max_keys: int, block_size: int) -> list[ForkedBucket]:
+    """Those of trees and branches with the most keys, with the most rows, and with the largest mask."""
+    found = [
+        bucket
+        for rows in FORKED_ROWS
+        for forks in range(1, MAX_BATCH_ROWS // rows + 1)
+        for keys in (1, *(1 << n for n in range(max_keys.bit_length())), max_keys)
+        if (bucket := forked_bucket_of(forks, rows, keys, max_keys=max_keys, block_size=block_size))
+    ]
+    sizes: list[Callable[[ForkedBucket], tuple[int, int]]] = [
+        lambda b: (b.forks * b.keys, b.forks * b.rows),
+        lambda b: (b.forks * b.rows, b.forks * b.keys),
+        lambda b: (b.forks * b.rows * b.keys, b.forks * b.keys),
+    ]
+    return list(dict.fromkeys(max(found, key=size) for size in sizes))
 
 
 def largest_chains(fitting: Fitting, vocab_size: int) -> list[Bucket]:

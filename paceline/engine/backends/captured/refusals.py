@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.engine.backends.captured.buckets import Bucket
+from paceline.engine.backends.captured.inputs import AnyBucket
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +32,15 @@ class Refusals:
     def __init__(self, free_bytes: Callable[[], int | None]) -> None:
         """`free_bytes`: what a recording could allocate now; None if unknown, and then it is not retried."""
         self._free_bytes = free_bytes
-        self._for_good: set[Bucket] = set()
-        self._lacks: dict[Bucket, _Lack] = {}
+        self._for_good: set[AnyBucket] = set()
+        self._lacks: dict[AnyBucket, _Lack] = {}
         self._told: set[str] = set()
 
     def __len__(self) -> int:
         """Number of buckets that are not recorded at present."""
         return len(self._for_good) + len(self._lacks)
 
-    def allow(self, bucket: Bucket) -> bool:
+    def allow(self, bucket: AnyBucket) -> bool:
         """Whether to record the bucket at this use of it."""
         if bucket in self._for_good:
             return False
@@ -52,7 +52,7 @@ class Refusals:
             return False
         return (self._free_bytes() or 0) >= lack.free + MORE_FREE
 
-    def add(self, bucket: Bucket, reason: str, *, out_of_memory: bool) -> None:
+    def add(self, bucket: AnyBucket, reason: str, *, out_of_memory: bool) -> None:
         """Note a failure, when its memory has been given back. Each reason is logged once."""
         if out_of_memory:
             before = self._lacks.get(bucket)
@@ -70,6 +70,6 @@ class Refusals:
                 "passes of %s are launched one by one, as they cannot be recorded: %s", bucket, reason
             )
 
-    def forget(self, bucket: Bucket) -> None:
+    def forget(self, bucket: AnyBucket) -> None:
         """The bucket is recorded now."""
         self._lacks.pop(bucket, None)

@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.engine.backends.cache_attention.gathered import GATHERED
 from paceline.engine.backends.cache_attention.interface import CacheAttention
 from paceline.engine.backends.captured.buckets import Bucket
+from paceline.engine.backends.captured.buffer import Buffer
 from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import PagedCache
 from paceline.engine.layout import Indices, PassLayout, SequenceRows
@@ -38,16 +39,13 @@ class StaticInputs:
         draws = sequences * bucket.steps if bucket.support else 0
         sizes = [count, count, wanted, sequences, sequences, draws, sequences * width]
         device = cache.device
-        pinned = device.type == "cuda" and torch.cuda.is_available()
-        self._host = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=pinned)
-        split = np.split(self._host.numpy(), np.cumsum(sizes)[:-1])
-        ids, positions, self._wanted, self._seeds, temperatures, uniforms, addresses = split
+        self._buffer = Buffer(sizes, device)
+        ids, positions, self._wanted, self._seeds, temperatures, uniforms, addresses = self._buffer.host
         self._ids, self._positions = ids.reshape(sequences, rows), positions.reshape(sequences, rows)
         self._temperatures = temperatures.view(np.float64)
         self._uniforms = uniforms.view(np.float64).reshape(sequences, -1)
         self._addresses = addresses.reshape(sequences, width)
-        self._device = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-        parts = torch.split(self._device, sizes)
+        parts = self._buffer.device
         self.ids, self.positions, self.wanted, self.seeds, temperature, uniform, address = parts
         """int64 [sequences * rows] for the first two. `wanted` has the rows whose logits are reported, in
         order, then padding; in a chain the last of each sequence. int64 [sequences] for the fourth: the bits
@@ -63,11 +61,10 @@ class StaticInputs:
         }
         """By rows of a sequence; later steps of a chain have one."""
         self._one_each = torch.arange(sequences, device=device)
-        self._sent = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def write(self, layout: PassLayout) -> None:
-        """Write a pass: one row or more of each sequence, or of each branch if entries are scattered."""
-        self._begin()
+        """Write a pass: one row or more of each sequence, none of them with entries of its own."""
+        self._buffer.begin()
         places: list[Indices] = []
         for row, sequence in enumerate(layout.sequences):
             self._write(row, sequence, layout, sequence.stop)
@@ -82,7 +79,7 @@ class StaticInputs:
         self, layout: PassLayout, sequences: Sequence[SequenceRows], inputs: Sequence[ChainInput]
     ) -> None:
         """Write some chains of a pass, all with the bucket's number of steps, and all on branches or none."""
-        self._begin()
+        self._buffer.begin()
         for row, (sequence, item) in enumerate(zip(sequences, inputs, strict=True)):
             self._write(row, sequence, layout, sequence.length)
             seed = 0 if item.noise is None else item.noise.seed & _MASK
@@ -93,6 +90,10 @@ class StaticInputs:
         # Padding precedes a sequence's rows, so the newest token is always in the last.
         self._wanted[:] = np.arange(1, len(self._wanted) + 1) * self.bucket.rows - 1
         self._send(len(sequences))
+
+    def written(self) -> RaggedBatch:
+        """The pass that was written, or the first of a chain."""
+        return self.batch(self.ids, self.positions)
 
     def batch(self, ids: Tensor, positions: Tensor) -> RaggedBatch:
         """The pass over these rows, int64 [sequences * rows]; made anew in each recorded step.
@@ -134,16 +135,9 @@ class StaticInputs:
         line[: len(addresses)] = addresses
         line[len(addresses) :] = addresses[0]
 
-    def _begin(self) -> None:
-        """Wait until the last transfer has read the host buffer."""
-        if self._sent is not None:
-            self._sent.synchronize()
-
     def _send(self, count: int) -> None:
         """Pad with the last sequence and send the buffer."""
         parts = self._ids, self._positions, self._seeds, self._temperatures, self._uniforms, self._addresses
         for part in parts:
             part[count:] = part[count - 1]
-        self._device.copy_(self._host, non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()
+        self._buffer.send()
