@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from paceline.core import limits
 from paceline.core.config import (
     HAS_LOCAL_SOCKETS,
     MODEL_DRAFTER,
@@ -128,6 +129,11 @@ class StackConfig(StackOptions):
         if "none" in self.draft_models:
             raise InvalidArgumentError("draft_model", "cannot be none beside other models")
         name, models = "drafts_per_sequence", len(self.draft_models)
+        chains = self.acceptance.facts.whole_chain
+        most = 1 if chains else limits.MAX_DRAFTS
+        if models > most:
+            where = f" with acceptance {self.acceptance.value}, which takes no trees" if chains else ""
+            raise InvalidArgumentError("draft_model", f"can name at most {most}{where}, got {models}")
         if self.drafts_per_sequence is not None and self.drafts_per_sequence < models:
             why = f"is {self.drafts_per_sequence}, but each of {models} draft models proposes in every round"
             raise InvalidArgumentError(name, why)

@@ -170,8 +170,8 @@ def test_a_draft_model_more_than_propose_is_refused() -> None:
     assert StackConfig(draft_model=("a", "b"), drafts_per_sequence=3).drafts_per_sequence == 3
     for values, field in (
         ({"draft_model": ("a", "b"), "drafts_per_sequence": 1}, "drafts_per_sequence"),
-        ({"draft_model": ("a", "b"), "acceptance": AcceptanceMode.BLOCK}, "drafts_per_sequence"),
-        ({"draft_model": tuple("abcde")}, "drafts_per_sequence"),
+        ({"draft_model": ("a", "b"), "acceptance": AcceptanceMode.BLOCK}, "draft_model"),
+        ({"draft_model": tuple("abcde")}, "draft_model"),
         ({"draft_model": ("a", "none")}, "draft_model"),
     ):
         with refused(field):
