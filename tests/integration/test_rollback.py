@@ -115,7 +115,7 @@ def test_continuations_equal_a_later_rounds_proposal(stack: RunningStack, oracle
             assert (pushed.round, pushed.base_length) == (1, len(prompt))
             assert pushed.proposals
             sequence.end()
-            for (accepted, token), proposal in pushed.proposals.items():
+            for (accepted, token, _), proposal in pushed.proposals.items():
                 fresh = line.open([*prompt, *proposed[:accepted], token], prompt=len(prompt), **sampling)
                 answer = line.ask(fresh.draft(proposal.num_draft_tokens))
                 assert answer.proposal.token_ids == proposal.token_ids, (accepted, token)

@@ -12,7 +12,7 @@ import pytest
 from harness.oracle import Ids, Oracle
 from harness.pair import Pair
 from harness.prompts import SOURCE
-from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker, sound_stack, together
+from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker, together
 from harness.tiers import mostly_full
 from harness.waiting import HANG
 
@@ -32,7 +32,7 @@ from tests.integration.test_text_drafters import SAMPLINGS, counted
 WIDTHS = (1, 2, 3, 4)
 NODES = (1, 2, 4, 8, 16, 32)
 DRAFTS = (1, 3)
-FAST = ((3, 16, 1), (2, 8, 3), (4, 32, 1), (4, 32, 3), (1, 8, 3), (2, 1, 1))
+FAST = ((3, 16, 1), (4, 32, 3), (2, 8, 3))
 """Cells of every tier: (width, nodes, drafts)."""
 SHAPES = (*FAST, *(cell for cell in itertools.product(WIDTHS, NODES, DRAFTS) if cell not in FAST))
 TEXT_DRAFTERS = ("ngram", "stacked:ngram+bigram")
@@ -109,16 +109,15 @@ def test_a_tree_brings_more_tokens_a_round_than_its_chain(client: Client, oracle
 def test_a_draft_that_dies_costs_its_branch_only(
     stack: RunningStack, pair_paths: Pair, oracle: Oracle
 ) -> None:
-    """One of three drafts is killed while sixteen requests run; all get the tokens of plain decoding."""
+    """Two of three drafts die while sixteen requests run; all get the tokens of plain decoding."""
     target, draft = (stack.stack.address_of(role) for role in ("target", "draft"))
     ids = oracle.encode(SOURCE)
     prompts = [ids[7 * i : 7 * i + 40] for i in range(16)]
     sampling = {"temperature": 1.0, "seed": 5, "max_tokens": 64}
     with contextlib.ExitStack() as doomed:
         others = [own_worker("draft", pair_paths.target, drafter=name) for name in TEXT_DRAFTERS]
-        kept = doomed.enter_context(own_worker("draft", pair_paths.draft, num_blocks=256))
         addresses = [doomed.enter_context(worker) for worker in others]
-        with own_coordinator(pair_paths, [target], [draft, kept, *addresses]) as own:
+        with own_coordinator(pair_paths, [target], [draft, *addresses]) as own:
             plain = [generate(own.client, p, sampling, 0, drafter=None).token_ids for p in prompts]
             begun = own.client.stream(
                 prompts[0],
@@ -142,7 +141,7 @@ def test_a_draft_that_dies_costs_its_branch_only(
 
 
 @pytest.mark.parametrize(
-    ("width", "nodes", "drafts"), mostly_full([(3, 9, 1), (2, 8, 2), (4, 32, 1), (1, 6, 3)], count=2)
+    ("width", "nodes", "drafts"), mostly_full([(2, 8, 2), (3, 9, 1), (4, 32, 1), (1, 6, 3)], count=1)
 )
 async def test_sampled_tokens_have_the_models_distribution(
     stack: RunningStack, fleet: OwnCoordinator, oracle: Oracle, width: int, nodes: int, drafts: int
@@ -196,18 +195,3 @@ def test_log_probabilities_are_bitwise_equal_for_any_shape(
     others = [lambda i=i: call(ids[9 * i : 9 * i + 12 + 13 * i], *shapes[i % 3]) for i in range(12)]
     calls = [*(lambda s=s: call(prompt, *s) for s in shapes), *others]
     assert together(calls, at_once=len(calls))[: len(shapes)] == [plain] * len(shapes)
-
-
-def test_pools_are_whole_after_trees(pair_paths: Pair, oracle: Oracle) -> None:
-    """Too few blocks for all trees: requests wait for each other, and nothing is left behind."""
-    ids = oracle.encode(SOURCE)
-    prompts = [ids[11 * i : 11 * i + 14 + (5 * i) % 33] for i in range(12)]
-    sampling = {"temperature": 1.0, "seed": 3, "max_tokens": 24}
-    with sound_stack(pair_paths, num_blocks=14, block_size=8, draft={"num_blocks": 10}) as small:
-        plain = [generate(small.client, p, sampling, 0, drafter=None).token_ids for p in prompts]
-        calls = [
-            lambda p=p: generate(small.client, p, sampling, 4, tree_width=3, max_tree_nodes=16)
-            for p in prompts
-        ]
-        assert [result.token_ids for result in together(calls, at_once=12)] == plain
-        small.check_pools_whole()

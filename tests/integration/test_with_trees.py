@@ -16,6 +16,7 @@ from harness.oracle import Oracle
 from harness.pair import Pair
 from harness.prompts import SOURCE
 from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker, sound_stack
+from harness.tiers import mostly_full
 
 from tests.integration import (
     test_pool_pressure,
@@ -74,6 +75,8 @@ def cells() -> list[Cell]:
 
 
 CELLS = cells()
+IN_TURN = [number for start in range(3) for number in range(start, len(CELLS), 3)]
+"""Every third cell first: of all kinds, and for all servers."""
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +101,7 @@ def servers(stack: RunningStack, pair_paths: Pair) -> Iterator[list[OwnCoordinat
         ]
 
 
-@pytest.mark.parametrize(
-    "number", range(len(CELLS)), ids=[f"{i}-{test.__name__}" for i, (test, _) in enumerate(CELLS)]
-)
+@pytest.mark.parametrize("number", mostly_full(IN_TURN, count=12))
 def test_as_with_chains(servers: list[OwnCoordinator], oracle: Oracle, number: int) -> None:
     test, values = CELLS[number]
     client = servers[number % len(SERVERS)].client

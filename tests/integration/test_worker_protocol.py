@@ -219,7 +219,7 @@ BAD_ROUNDS: dict[str, tuple[str, Callable[[Any, int, int], VerifyRound]]] = {
         "proposal.token_ids",
         lambda s, v, n: s.verify([5] * (limits.MAX_SPECULATIVE_TOKENS + 1)),
     ),
-    "a tree": ("proposal.parents", lambda s, v, n: s.verify(Proposal((5, 6), (-1, -1)))),
+    "a tree with twins": ("proposal.token_ids", lambda s, v, n: s.verify(Proposal((5, 5), (-1, -1)))),
     "a tree out of order": ("proposal.parents", lambda s, v, n: s.verify(Proposal((5, 6), (1, -1)))),
     "beyond the model's length": (
         "proposal.token_ids",

@@ -30,7 +30,8 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("group", mostly_full(["few", "loaded"], count=1))
+@pytest.mark.full
+@pytest.mark.parametrize("group", ["few", "loaded"])
 def test_the_choice_costs_little_against_the_better_of_chain_and_tree(group: str) -> None:
     """In each setting within the noise of its seeds, and on average 2 %."""
     shares = []
