@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 from torch import Tensor
 
 from paceline.core import limits
@@ -34,7 +33,7 @@ def judge_largest(logits: Tensor) -> None:
     """Judge rounds that fill all rows, by each mode. logits: float32 [R, V], any numbers."""
     # What a grammar leaves is a copy.
     allowed = logits.clone()
-    point = SparseDistribution(bytes(4), np.array(1, dtype="<f4").tobytes())
+    point = SparseDistribution.point(0)
     for mode in RULES:
         params = SequenceParams(_SAMPLING, mode, prompt_length=1)
         for most, trees in ((_K, False), (limits.MAX_TREE_NODES, True))[: 1 + mode.facts.takes_trees]:

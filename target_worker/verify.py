@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -192,7 +191,7 @@ def _context(items: Sequence[VerifyItem], row_params: RowParams, vocab_size: int
 
 def warm_up(device: torch.device) -> None:
     """Compile what the rules call, before the first request needs it."""
-    point = SparseDistribution(bytes(4), np.array(1, dtype="<f4").tobytes())
+    point = SparseDistribution.point(0)
     for mode in RULES:
         params = SequenceParams(SamplingParams(seed=0), mode, prompt_length=1)
         sent = (point,) if mode.facts.needs_q else ()

@@ -9,13 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, zip_longest
-from typing import Final
-
-import numpy as np
 
 from paceline.core.types import Proposal, SparseDistribution
-
-_ONE: Final = np.array(1.0, dtype="<f4").tobytes()
 
 
 class _PrefixTree:
@@ -87,8 +82,6 @@ def _tries(proposal: Proposal) -> Sequence[int]:
 
 def _distributions(proposal: Proposal) -> Sequence[SparseDistribution]:
     """Of each try; a point mass for a token that was not drawn."""
-    return proposal.distributions or [_point(proposal.token_ids[node]) for node in _tries(proposal)]
-
-
-def _point(token_id: int) -> SparseDistribution:
-    return SparseDistribution(np.array(token_id, dtype="<u4").tobytes(), _ONE)
+    return proposal.distributions or [
+        SparseDistribution.point(proposal.token_ids[node]) for node in _tries(proposal)
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from paceline.core.types import CHAIN, Proposal, TokenOrigin, TreeShape, Verdict
+from paceline.core.types import CHAIN, Proposal, TokenOrigin, TreeShape, Verdict, depths_of
 
 
 def is_sensible(proposal: Proposal, most: int, vocabulary_size: int, shape: TreeShape = CHAIN) -> bool:
@@ -43,11 +43,8 @@ def _count_within(proposal: Proposal, most: int, shape: TreeShape) -> int:
     """Number of nodes before the first one that is too deep or too many."""
     if not proposal.parents:
         return most
-    depths: list[int] = []
-    for parent in proposal.parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    deeper = next((node for node, depth in enumerate(depths) if depth > most), len(depths))
-    return min(deeper, shape.nodes)
+    deeper = (node for node, depth in enumerate(depths_of(proposal.parents)) if depth > most)
+    return min(next(deeper, proposal.num_draft_tokens), shape.nodes)
 
 
 def verdict_fits(verdict: Verdict, proposal: Proposal, base_length: int, vocabulary_size: int) -> bool:

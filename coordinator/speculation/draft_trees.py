@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from coordinator.speculation.arms import DraftArm, DraftArms
 from coordinator.speculation.expected_tokens import Acceptance, expected_tokens
+from paceline.core.types import depths_of
 
 TREE_MEMORY = 500.0
 """Number of verdicts that the gain of a tree remembers."""
@@ -101,14 +102,6 @@ class TreeGains:
     @property
     def _trees(self) -> list[DraftArm]:
         return self.arms.each[self.arms.trees.start :]
-
-
-def depths_of(parents: Sequence[int]) -> list[int]:
-    """Each node's depth; children of the root have 1."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 1)
-    return depths
 
 
 def chain_verdicts(parents: Sequence[int], path: Sequence[int]) -> Iterator[tuple[int, int]]:

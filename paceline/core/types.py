@@ -7,7 +7,8 @@ field's name.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
 
@@ -45,6 +46,7 @@ __all__ = [
     "TokenOrigin",
     "TreeShape",
     "Verdict",
+    "depths_of",
 ]
 
 
@@ -202,6 +204,9 @@ class SequenceParams:
         return self.judged_as.facts.shares_noise
 
 
+_ONE: Final = struct.pack("<f", 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class SparseDistribution:
     """The distribution q that one draft token was drawn from, restricted to its support.
@@ -215,8 +220,21 @@ class SparseDistribution:
     uniform_over: int = 0
     """If not 0, all ids below it are equally likely and there are no others; both lists are then empty."""
 
+    @classmethod
+    def point(cls, token_id: int) -> Self:
+        """All probability on one token, as of one that was not drawn."""
+        return cls(struct.pack("<I", token_id), _ONE)
+
     def __len__(self) -> int:
         return self.uniform_over or len(self.token_ids) // 4
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Each node's depth in a tree of these parents, in topological order; children of the root have 1."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 1)
+    return depths
 
 
 class TreeShape(NamedTuple):
@@ -269,12 +287,7 @@ class Proposal:
     @property
     def depth(self) -> int:
         """Number of nodes on the longest path."""
-        if not self.parents:
-            return len(self.token_ids)
-        depths = [0]
-        for parent in self.parents:
-            depths.append(depths[parent + 1] + 1)
-        return max(depths)
+        return max(depths_of(self.parents)) if self.parents else len(self.token_ids)
 
     def path_to(self, node: int | None) -> tuple[int, ...]:
         """The nodes of a tree from a child of the root to `node`; none for None."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,6 @@ from paceline.decoding.sampling import sparse_arrays
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
-
-_ONE: Final = np.array(1, dtype="<f4").tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class SparseChains:
 
 
 def _points(proposal: Proposal) -> list[SparseDistribution]:
-    return [SparseDistribution(np.array(token, dtype="<u4").tobytes(), _ONE) for token in proposal.token_ids]
+    return list(map(SparseDistribution.point, proposal.token_ids))
 
 
 def accept_rejection(

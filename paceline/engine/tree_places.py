@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import depths_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,10 @@ class TreePlaces:
 
 @functools.lru_cache(maxsize=1024)
 def _places(parents: tuple[int, ...]) -> TreePlaces:
-    depths: list[int] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             raise InvalidArgumentError("parents", f"node {node} has parent {parent}")
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    depths = depths_of(parents)
     trunk: list[int] = []
     at = depths.index(max(depths)) if depths else -1
     while at >= 0:
