@@ -62,7 +62,8 @@ def test_a_round_in_place_answers_as_a_cpu(
     for runner in (models.target, models.draft):
         assert captured_of(runner).usable
         assert attention_of(runner).in_place
-    assert calls
+    # Sequences with trees are gathered, prompts that are read with a tree included.
+    assert calls or kind.tree
 
 
 @pytest.mark.parametrize("family", mostly_full(CONFIGS, count=2))
