@@ -132,7 +132,11 @@ class Coordinator:
     @property
     def links(self) -> Sequence[Link]:
         """All links: targets, then drafts, then workers that get no new sequences."""
-        return [*self.dispatcher.targets, *self.dispatcher.drafts, *self.dispatcher.leaving]
+        return [
+            *self.dispatcher.workers.targets,
+            *self.dispatcher.workers.drafts,
+            *self.dispatcher.workers.leaving,
+        ]
 
     async def run(self) -> None:
         """Run the fleet, deadlines and periodic work until cancelled."""
@@ -149,13 +153,13 @@ class Coordinator:
         await self._target_found.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(draft_seconds):
-                for draft in self.dispatcher.drafts:
+                for draft in self.dispatcher.workers.drafts:
                     await draft.settled.wait()
 
     @property
     def serving(self) -> bool:
         """True while a target worker is ready."""
-        return any(link.ready for link in self.dispatcher.targets)
+        return any(link.ready for link in self.dispatcher.workers.targets)
 
     def target_info(self) -> common_pb2.WorkerInfo:
         """Description of the target whose limits apply to requests; ready targets come first.
@@ -163,7 +167,9 @@ class Coordinator:
         Of several, it is the one with the smallest maximum length, because any of them may get the request.
         Raises UnavailableError if no target was ever admitted.
         """
-        served = [(not link.ready, link.admitted) for link in self.dispatcher.targets if link.admitted]
+        served = [
+            (not link.ready, link.admitted) for link in self.dispatcher.workers.targets if link.admitted
+        ]
         if not served and self._last_target is not None:
             return self._last_target
         if not served:
@@ -175,8 +181,8 @@ class Coordinator:
         """Warnings about a setup that drafts less than it could; empty until a target is known."""
         if not self.has_target:
             return []
-        drafts = [link.admitted for link in self.dispatcher.drafts if link.admitted]
-        awaited = len(self.dispatcher.drafts) - len(drafts)
+        drafts = [link.admitted for link in self.dispatcher.workers.drafts if link.admitted]
+        awaited = len(self.dispatcher.workers.drafts) - len(drafts)
         return setup_warnings(self.config, self.target_info(), drafts, awaited)
 
     @property
@@ -195,7 +201,7 @@ class Coordinator:
     @property
     def has_target(self) -> bool:
         """True once a target was admitted, so that `target_info` is known."""
-        return self._last_target is not None or any(link.admitted for link in self.dispatcher.targets)
+        return self._last_target is not None or any(link.admitted for link in self.dispatcher.workers.targets)
 
     @property
     def accepting(self) -> bool:
@@ -468,7 +474,7 @@ class Coordinator:
         if link.role == "target":
             others = [
                 other.admitted
-                for other in self.dispatcher.targets
+                for other in self.dispatcher.workers.targets
                 if other is not link and other.ready and other.admitted is not None
             ]
             check_target(info, others, self.config.tokenizer, self.vocabulary.fingerprint)

@@ -1,8 +1,8 @@
 """The asyncio shell around the round machines: it carries out their actions and brings back events.
 
-This module decides which worker a sequence uses and when a deadline has passed. Which sequences wait for a
-place is decided in admission.py, which wait for blocks in block_waiters.py, and what a sequence does about
-each event in coordinator/round/.
+This module decides when a deadline has passed. Which sequences wait for a place is decided in admission.py,
+which workers they use in assignment.py, which wait for blocks in block_waiters.py, and what a sequence does
+about each event in coordinator/round/.
 """
 
 from __future__ import annotations
@@ -10,24 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from coordinator.round.machine import RoundMachine
 from coordinator.scheduling.admission import Admission
+from coordinator.scheduling.assignment import Assignment
 from coordinator.scheduling.block_waiters import Blocks
 from coordinator.scheduling.observer import SequenceObserver, tell_all
-from coordinator.scheduling.quarantine import Suspects
-from coordinator.scheduling.routing import PrefixRouter
 from coordinator.scheduling.running_sequence import UNREAD, Parts, Running, Untold
-from coordinator.scheduling.watchdog import Silence
 from coordinator.sequence.ledger import Commit
 from coordinator.sequence.messages import (
     Action,
-    DraftLeft,
-    DraftLost,
-    DraftReady,
     Emit,
     Event,
     Fail,
@@ -46,16 +40,13 @@ from coordinator.workers.links import Link
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InternalError, PacelineError, UnavailableError
-from paceline.core.messages import PromptLogprobs, RoundVerdict, SequenceFailed
+from paceline.core.messages import RoundVerdict, SequenceFailed
 from paceline.telemetry.logs import fields
-from paceline.v1 import common_pb2
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.05
 """Seconds between two checks of the deadlines."""
-STUCK_SHARE = 0.5
-"""Share of the target's deadline: a target that gave no verdict to any sequence for so long hangs."""
 
 
 class Dispatcher:
@@ -70,10 +61,6 @@ class Dispatcher:
         *,
         unread_timeout: float = math.inf,
     ) -> None:
-        self.targets: list[Link] = []
-        self.drafts: list[Link] = []
-        self.leaving: list[Link] = []
-        """Workers that keep their sequences and get no new ones."""
         self.finished = 0
         self.failed = 0
         self.num_preemptions = 0
@@ -84,13 +71,8 @@ class Dispatcher:
         self._sequences: dict[str, Running] = {}
         self._blocks = Blocks(self._sequences, self._handle)
         self._admission = Admission(self._sequences, self._blocks, clock, max_running, max_waiting)
-        self._suspects = Suspects(self._sequences)
-        self._router = PrefixRouter()
+        self.workers = Assignment(self._sequences, self._blocks, self._handle, clock)
         self._submitted = 0
-        self._heard: dict[Link, float] = {}
-        """When a target worker last gave a verdict, or a part of a prompt's report."""
-        self._silences: defaultdict[Link, Silence] = defaultdict(Silence)
-        """Of the draft workers."""
         self._held: Untold | None = None  # but while a frame of answers is taken up
 
     @property
@@ -174,70 +156,47 @@ class Dispatcher:
 
     def link_entered(self, link: Link) -> None:
         """The worker gets sequences from now on."""
-        if link in self.leaving:
-            self.leaving.remove(link)
-        self._peers(link).append(link)
+        self.workers.enter(link)
         if link.ready:
             self.link_ready(link)
 
     def link_leaving(self, link: Link) -> None:
         """The worker gets no new sequences. If it is stopping, others take its present ones."""
-        self._peers(link).remove(link)
-        self.leaving.append(link)
-        self._hand_over()
+        self.workers.withdraw(link)
 
     def link_left(self, link: Link) -> None:
         """Nobody has to do with the worker any more."""
-        self.leaving.remove(link)
-        self._heard.pop(link, None)
-        self._router.forget(link)
-        self._silences.pop(link, None)
-
-    def _peers(self, link: Link) -> list[Link]:
-        return self.targets if link.role == "target" else self.drafts
+        self.workers.forget(link)
 
     # ---- for the links -----------------------------------------------------------------------------
 
     def link_ready(self, link: Link) -> None:
         """A worker is ready: sequences without a worker of its role take it, suspects last."""
-        for running in sorted(self._sequences.values(), key=lambda running: running.state.losses):
-            if running.admitted and not running.ended:
-                self._assign(running)
-        self._hand_over()
+        self.workers.ready()
 
     def link_lost(self, link: Link) -> None:
         """A worker is lost: its sequences are told, then move to another worker if there is one."""
-        self._router.forget(link)
+        self.workers.router.forget(link)
         for running in list(self._sequences.values()):
-            if running.target is link:
-                running.target = None
-                link.load -= 1
-                tell_all(self._observers, lambda observer: observer.worker_lost("target"))
-                self._handle(running, Signal.TARGET_LOST)
-            elif link in running.drafts:
-                number = self._take_draft(running, link)
-                tell_all(self._observers, lambda observer: observer.worker_lost("draft"))
-                self._handle(running, DraftLost(number))
-            if running.admitted and not running.ended:
-                self._assign(running)
+            if (told := self.workers.take_lost(running, link)) is not None:
+                tell_all(self._observers, lambda observer: observer.worker_lost(link.role))
+                self._handle(running, told)
+            self.workers.assign(running)
 
-    def link_events(self, link: Link, events: Iterable[Any]) -> None:
+    def link_events(self, link: Link, events: Sequence[Any]) -> None:
         """Process a worker's answers. The rounds that follow are sent before clients are told."""
         held = self._held = Untold()
         try:
             self._take_up(link, events)
-            for each in (*self.targets, *self.drafts, *self.leaving):
+            for each in self.workers.links:
                 each.flush()
         finally:
             self._held = None
             self._release(held)
 
-    def _take_up(self, link: Link, events: Iterable[Any]) -> None:
-        if link in self.drafts or link in self._silences:
-            self._silences[link] = Silence(self._clock())  # any answer shows that it is alive
+    def _take_up(self, link: Link, events: Sequence[Any]) -> None:
+        self.workers.heard(link, events)
         for event in events:
-            if isinstance(event, RoundVerdict | PromptLogprobs):
-                self._heard[link] = self._clock()
             running = self._sequences.get(event.sequence_id)
             if running is None:
                 continue
@@ -248,7 +207,7 @@ class Dispatcher:
                 continue
             self._handle(running, FromTarget(event) if isinstance(event, SequenceFailed) else event)
             if isinstance(event, RoundVerdict):
-                self._try_suspects()
+                self.workers.try_suspects()
                 if self._blocks.granted(running):
                     self._admit()
 
@@ -257,8 +216,7 @@ class Dispatcher:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self._clock()
-            self._try_suspects()
-            self._suspects.keep_waiting(self.targets, now)
+            self.workers.sweep(now)
             for running in list(self._sequences.values()):
                 deadline = running.state.deadline
                 if running.admitted and deadline is not None and now >= deadline:
@@ -276,108 +234,7 @@ class Dispatcher:
 
     def _begin(self, running: Running) -> None:
         self._handle(running, Signal.ADMITTED)
-        self._assign(running)
-
-    def _assign(self, running: Running) -> None:
-        """Give a sequence the ready workers that it lacks; routing.py chooses the target.
-
-        Drafts come first: the target's first round then finds that there are some.
-        """
-        wants_drafts = running.state.planner.num_speculative_tokens > 0
-        for number, link in enumerate(running.drafts if wants_drafts else ()):
-            if link is None and (draft := self._free_draft(running, number)) is not None:
-                self._give_draft(running, number, draft)
-        if running.target is None and self._suspects.holds_back(running):
-            self._try_suspects()
-        elif running.target is None and (target := self._nearest_target(running)) is not None:
-            self._give_target(running, target)
-
-    def _nearest_target(self, running: Running) -> Link | None:
-        state = running.state
-        return self._router.choose(self.targets, state.ledger.token_ids, state.params.cache_salt)
-
-    def _remember(self, running: Running, target: Link) -> None:
-        """Remember where the sequence's tokens are cached; with a single target there is no choice."""
-        if len(self.targets) > 1:
-            state = running.state
-            self._router.sent(target, state.ledger.token_ids, state.params.cache_salt)
-
-    def _hand_over(self) -> None:
-        """Move the sequences of workers that are stopping to workers that are not, where there are any."""
-        stopping = {link for link in self.leaving if link.draining and link.load}
-        if not stopping:
-            return
-        for running in list(self._sequences.values()):
-            for number, link in enumerate(running.drafts):
-                if link in stopping and self._free_draft(running, number) is not None:
-                    self._leave_draft(running, link)
-            if running.target in stopping and any(link.ready for link in self.targets):
-                self._leave_target(running)
-
-    def _leave_draft(self, running: Running, link: Link) -> None:
-        """Take a sequence from a live draft and give it another one."""
-        self._handle(running, DraftLeft(running.drafts.index(link)))
-        if not running.ended:
-            self._take_draft(running, link)
-            self._assign(running)
-
-    @staticmethod
-    def _take_draft(running: Running, link: Link) -> int:
-        """Take a draft from a sequence. Returns its place among the sequence's drafts."""
-        number = running.drafts.index(link)
-        running.drafts[number] = None
-        link.load -= 1
-        return number
-
-    def _give_draft(self, running: Running, number: int, link: Link) -> None:
-        running.drafts[number] = link
-        link.load += 1
-        draft, known = running.state.drafts[number], link.known or common_pb2.WorkerInfo()
-        draft.max_len, draft.max_nodes = known.max_model_len, known.max_tree_nodes
-        draft.sub_drafted = bool(known.sub_drafter)
-        self._handle(running, DraftReady(number))
-
-    def _leave_target(self, running: Running) -> None:
-        """Take a sequence from a live target and give it another one, which computes its prefix again."""
-        link = running.target
-        assert link is not None
-        self._handle(running, Signal.TARGET_LEFT)
-        if not running.ended:
-            running.target = None
-            link.load -= 1
-            self._blocks.wake_oldest(link)
-            self._assign(running)
-
-    def _give_target(self, running: Running, target: Link) -> None:
-        running.target = target
-        target.load += 1
-        self._remember(running, target)
-        if target.known is not None:
-            planner, known = running.state.planner, target.known
-            planner.target_max_len, planner.target_max_nodes = known.max_model_len, known.max_tree_nodes
-        self._handle(running, Signal.TARGET_READY)
-
-    def _try_suspects(self) -> None:
-        self._suspects.give_turns(self.targets, self._give_target)
-
-    def _free_draft(self, running: Running, number: int) -> Link | None:
-        """A draft for this place of a sequence: of a model that the others have not, then the least loaded.
-
-        A draft that may hang gets a single sequence, to find out. Where the target decides, drafts of one
-        model would propose the same: a further one of that model is not worth its time.
-        """
-        others = [link for i, link in enumerate(running.drafts) if link is not None and i != number]
-        models = {_model_of(link) for link in others}
-
-        def cost(link: Link) -> tuple[bool, bool, int, bool]:
-            silence = self._silences[link]
-            doubtful = silence.deadlines > 0 or silence.hang_ups > 0
-            return _model_of(link) in models, doubtful and link.load > 0, link.load, doubtful
-
-        free = [link for link in self.drafts if link.ready and link not in others]
-        if running.state.params.target_decides:
-            free = [link for link in free if _model_of(link) not in models]
-        return min(free, key=cost, default=None)
+        self.workers.assign(running)
 
     def _handle(self, running: Running, event: Event) -> None:
         begun = self._clock()
@@ -413,7 +270,7 @@ class Dispatcher:
                     if not self._blocks.refused(running, error, self._clock()):
                         self._carry_out(running, running.machine.give_up(error))
                 case TargetHangs():
-                    self._late(running)
+                    self.workers.target_late(running)
         record, running.state.committed = running.state.committed, None
         if self._held is not None and not running.ended:
             self._held.append((running, commit, record))
@@ -454,37 +311,11 @@ class Dispatcher:
             self._handle(running, Signal.CLIENT_BEHIND)
 
     def _deadline_passed(self, running: Running, deadline: float) -> None:
-        """Tell the machine, and start the links of late drafts over that seem to hang.
-
-        A draft that hangs loses all its sequences and is ready again once its engine answers. A draft that is
-        late for this sequence alone is only paused, by the round machine.
-        """
+        """Tell the machine, and the assignment which drafts are late."""
         late = [running.drafts[draft.index] for draft in running.state.drafts.awaited]
         self._handle(running, Signal.DEADLINE)
         sent_at = deadline - running.state.deadlines.draft
-        for link in filter(None, late):
-            if self._silences[link].is_too_long(sent_at, deadline):
-                link.hang_up()
-
-    def _late(self, running: Running) -> None:
-        """A target did not answer in time. Find out whether it hangs.
-
-        A target that answers other sequences is alive. Then this one stays, unless another target would be
-        less loaded even with this sequence.
-        """
-        link = running.target
-        if link is None:
-            return
-        silent = self._clock() - self._heard.get(link, -math.inf)
-        if silent > STUCK_SHARE * running.state.deadlines.target:
-            self._handle(running, Signal.TARGET_LOST)
-            link.hang_up()
-            return
-        log.warning("the target worker at %s is late for one sequence", link.address)
-        if all(other.load + 1 >= link.load for other in self.targets if other.ready):
-            self._handle(running, Signal.TARGET_LATE)
-            return
-        self._leave_target(running)
+        self.workers.drafts_late(filter(None, late), sent_at, deadline)
 
     def _cut(self, running: Running) -> None:
         """End a sequence whose client does not read. Parts that are queued for the client stay."""
@@ -493,21 +324,10 @@ class Dispatcher:
     def _forget(self, running: Running) -> None:
         if self._sequences.pop(running.state.sequence_id, None) is None:
             return
-        self._suspects.forget(running)
-        target = running.target
-        for link in filter(None, (target, *running.drafts)):
-            link.load -= 1
-        running.target, running.drafts = None, [None] * len(running.drafts)
+        target = self.workers.release(running)
         self._admission.leave(running)
         tell_all(self._observers, lambda observer: observer.sequence_ended(running, self._clock()))
         if target is not None:
-            self._remember(running, target)
             self._blocks.wake_oldest(target)
-        self._try_suspects()
+        self.workers.try_suspects()
         self._admit()
-
-
-def _model_of(link: Link) -> str:
-    """Distinguishes the models of drafts; one without weights is known by its address."""
-    fingerprint = link.known.model_fingerprint if link.known is not None else ""
-    return fingerprint or link.address

@@ -69,7 +69,7 @@ def test_prefix_routing_hits_more_within_the_bound(monkeypatch: pytest.MonkeyPat
     rates: dict[type[PrefixRouter], float] = {}
     for router in (PrefixRouter, ByLoad):
         world = shared_prefixes(1)
-        world.dispatcher._router = router()
+        world.dispatcher.workers.router = router()
         world.run()
         for client in world.clients:
             check_equal(client)

@@ -487,8 +487,8 @@ class World:
             )
             for i, model in zip(range(num_drafts), itertools.cycle(models), strict=False)
         ]
-        self.dispatcher.targets = list(self.targets)  # type: ignore[arg-type]
-        self.dispatcher.drafts = list(self.drafts)  # type: ignore[arg-type]
+        self.dispatcher.workers.targets = list(self.targets)  # type: ignore[arg-type]
+        self.dispatcher.workers.drafts = list(self.drafts)  # type: ignore[arg-type]
         self.clients: list[Client] = []
         self._sweep = self.dispatcher.sweep()
 

@@ -31,7 +31,7 @@ async def coordinator(vocabulary: Vocabulary) -> AsyncIterator[Coordinator]:
 @pytest.fixture
 def served(coordinator: Coordinator) -> Coordinator:
     """One whose target was there, and is away for now: no request comes to an end."""
-    link = coordinator.dispatcher.targets[0]
+    link = coordinator.dispatcher.workers.targets[0]
     link.known = link.admitted = common_pb2.WorkerInfo(
         model="m", max_model_len=100, vocabulary_size=coordinator.vocabulary.size, eos_token_ids=[0]
     )

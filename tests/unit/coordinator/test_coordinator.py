@@ -36,7 +36,7 @@ def set_link(link: Any, model: str = "m", length: int = 100, state: LinkState = 
 
 
 async def test_a_refused_worker_does_not_describe_the_target(coordinator: Any) -> None:
-    wrong, right = coordinator.dispatcher.targets
+    wrong, right = coordinator.dispatcher.workers.targets
     wrong.known, wrong.state = common_pb2.WorkerInfo(model="wrong"), LinkState.REFUSED
     with pytest.raises(UnavailableError):
         coordinator.target_info()
@@ -70,7 +70,7 @@ async def test_a_coordinator_runs_throughput_and_expiry_tasks(
 
 
 async def test_a_serving_target_takes_precedence_over_a_lost_one(coordinator: Any) -> None:
-    old, new = coordinator.dispatcher.targets
+    old, new = coordinator.dispatcher.workers.targets
     set_link(old, "old", state=LinkState.LOST)
     assert coordinator.target_info().model == "old"
     set_link(new, "new")
@@ -79,7 +79,7 @@ async def test_a_serving_target_takes_precedence_over_a_lost_one(coordinator: An
 
 async def test_limits_are_the_least_of_all_targets(coordinator: Any) -> None:
     """A request may be served by any of them."""
-    long, short = coordinator.dispatcher.targets
+    long, short = coordinator.dispatcher.workers.targets
     set_link(long, length=100)
     set_link(short, length=50)
     assert coordinator.target_info().max_model_len == 50
@@ -90,7 +90,7 @@ async def test_limits_are_the_least_of_all_targets(coordinator: Any) -> None:
 async def test_metrics_keep_the_model_name_without_a_target(coordinator: Any) -> None:
     assert coordinator.known_name == ""
     for state in (LinkState.READY, LinkState.LOST):
-        set_link(coordinator.dispatcher.targets[0], state=state)
+        set_link(coordinator.dispatcher.workers.targets[0], state=state)
         assert coordinator.known_name == "m"
         assert coordinator.serving is (state is LinkState.READY)
 

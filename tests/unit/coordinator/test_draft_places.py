@@ -140,7 +140,7 @@ def test_only_late_drafts_count_as_silent() -> None:
     service.propose(running, draft=1)
     service.after(1.0)
     assert running.state.phase is Phase.VERIFYING
-    assert [service.it._silences[link].deadlines for link in service.drafts] == [1, 0]
+    assert [service.it.workers._silences[link].deadlines for link in service.drafts] == [1, 0]
 
 
 def test_all_places_are_given_back_at_the_end() -> None:

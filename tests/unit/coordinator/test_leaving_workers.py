@@ -62,7 +62,7 @@ def test_a_returning_worker_gets_sequences_again() -> None:
     assert waiting.target is None
     entered(service, worker)
     assert waiting.target is worker
-    assert (service.it.targets, service.it.leaving) == ([worker], [])
+    assert (service.it.workers.targets, service.it.workers.leaving) == ([worker], [])
 
 
 def test_nothing_is_kept_of_a_worker_that_left() -> None:
@@ -76,10 +76,10 @@ def test_nothing_is_kept_of_a_worker_that_left() -> None:
     for worker in (target, draft):
         service.it.link_leaving(worker)
         service.it.link_left(worker)
-    dispatcher = service.it
-    assert [*dispatcher.targets, *dispatcher.drafts, *dispatcher.leaving] == []
-    assert not dispatcher._heard
-    assert not dispatcher._silences
+    workers = service.it.workers
+    assert not workers.links
+    assert not workers._heard
+    assert not workers._silences
 
 
 def test_answers_of_a_leaving_draft_count() -> None:
@@ -90,13 +90,13 @@ def test_answers_of_a_leaving_draft_count() -> None:
     first = service.submit()
     service.deadline(first)
     service.it.link_leaving(draft)
-    assert service.it._silences[draft].deadlines == 1
+    assert service.it.workers._silences[draft].deadlines == 1
     service.propose(first)
-    assert service.it._silences[draft].deadlines == 0
+    assert service.it.workers._silences[draft].deadlines == 0
 
 
 def test_a_departed_last_target_is_remembered(coordinator: Coordinator) -> None:
-    for worker in list(coordinator.dispatcher.targets):
+    for worker in list(coordinator.dispatcher.workers.targets):
         worker.admitted, worker.state = common_pb2.WorkerInfo(model="m", max_model_len=9), LinkState.READY
         coordinator._ready(worker)
         coordinator._leaving(worker)

@@ -38,7 +38,7 @@ class Announcing:
 
     def target(self, state: LinkState) -> None:
         """It came or went."""
-        (link,) = self.coordinator.dispatcher.targets
+        (link,) = self.coordinator.dispatcher.workers.targets
         link.state = state
         (self.coordinator._ready if state is LinkState.READY else self.coordinator._lost)(link)
 
@@ -90,7 +90,7 @@ async def test_a_connecting_draft_is_awaited(
 ) -> None:
     """Drafts are available for the first request of a started stack."""
     async with announcing(vocabulary, monkeypatch, 10 * HANG) as about:
-        (draft,) = about.coordinator.dispatcher.drafts
+        (draft,) = about.coordinator.dispatcher.workers.drafts
         about.target(LinkState.READY)
         # Time in which it would have said so, were it not waiting.
         for _ in range(20):

@@ -99,7 +99,7 @@ async def serving(vocabulary: Vocabulary, gate: Gate | None) -> AsyncIterator[Fa
 
 def find_target(coordinator: Coordinator) -> None:
     """As if one had been there and were away for now: requests begin, and none comes to an end."""
-    (link,) = coordinator.dispatcher.targets
+    (link,) = coordinator.dispatcher.workers.targets
     link.known = link.admitted = common_pb2.WorkerInfo(
         model="m", max_model_len=100, vocabulary_size=coordinator.vocabulary.size, eos_token_ids=[0]
     )
