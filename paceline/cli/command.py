@@ -25,6 +25,8 @@ from paceline.telemetry.logs import configure_logging
 
 _FIELD = re.compile(r"(?<![\w/.-])[a-z]+(?:_[a-z]+)+(?![\w/-]|\.\w)")
 """A field name in a message: a name with an underscore that is not part of a path."""
+VALUES_SEPARATOR = ","
+"""Between the values of a repeatable option in its environment variable."""
 _OPTION = re.compile(r"(--[a-z][a-z-]*): (.*)", re.DOTALL)
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,12 @@ log = logging.getLogger(__name__)
 
 class Command(TyperCommand):
     """A command of Paceline."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for parameter in self.params:
+            # A path may have spaces, at which several values in one variable would be split by default.
+            setattr(parameter, "envvar_list_splitter", VALUES_SEPARATOR)  # noqa: B010
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments; `serve` also accepts vLLM's option names. Raises typer's errors."""

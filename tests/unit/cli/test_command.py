@@ -12,10 +12,12 @@ from harness import compose
 from harness.commands import command
 from typer.testing import CliRunner
 
+from coordinator import main
 from paceline.cli import app as cli
 from paceline.cli.commands import serve
 from paceline.cli.environment import unknown_variables
 from paceline.cli.groups import GROUPED_COMMANDS, GROUPS, group_of
+from paceline.core.config import CoordinatorConfig
 from paceline.supervisor import ChildFailedError, StackConfig, StackOptions
 
 ROOT = Path(__file__).parents[3]
@@ -38,6 +40,16 @@ def test_a_bad_environment_value_names_its_variable(monkeypatch: pytest.MonkeyPa
     assert failed("serve").startswith("error: PACELINE_MAX_RUNNING: must be between")
     assert failed("serve", "--max-running", "0").startswith("error: --max-running: must be between")
     assert failed("coordinator", "--tokenizer", "x").startswith("error: PACELINE_TARGET: must be host")
+
+
+def test_a_variable_holds_several_values_between_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[CoordinatorConfig] = []
+    monkeypatch.setattr(serve, "check_coordinator", seen.append)
+    monkeypatch.setattr(main, "run", lambda _config: None)
+    monkeypatch.setenv("PACELINE_TARGET", "a:1,dns:b:2")
+    monkeypatch.setenv("PACELINE_TOKENIZER", "a folder, with a comma")
+    assert command("coordinator").returncode == 0
+    assert (seen[0].targets, seen[0].tokenizer) == (("a:1", "dns:b:2"), "a folder, with a comma")
 
 
 def test_messages_name_options_and_keep_paths() -> None:
@@ -177,3 +189,6 @@ def test_serve_accepts_a_target_like_vllm(monkeypatch: pytest.MonkeyPatch) -> No
     assert (config.max_running, config.max_model_len) == (3, 99)
     command("serve", "--draft-model", "a", "--draft-model", "b", "--tree-width", "auto")
     assert (seen[1].draft_models, seen[1].tree_width) == (("a", "b"), "auto")
+    monkeypatch.setenv("PACELINE_DRAFT_MODEL", "my models/a,b")
+    command("serve")
+    assert seen[2].draft_models == ("my models/a", "b")
