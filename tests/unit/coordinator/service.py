@@ -66,8 +66,8 @@ class Service:
         self.it: Any = Dispatcher(max_running, max_waiting, self.clock, **more)
         self.targets = [FakeLink() for _ in range(targets)]
         self.drafts = [FakeLink("draft") for _ in range(drafts)]
-        self.it.targets = list(self.targets)
-        self.it.drafts = list(self.drafts)
+        self.it.workers.targets = list(self.targets)
+        self.it.workers.drafts = list(self.drafts)
         self.count = 0
 
     @property

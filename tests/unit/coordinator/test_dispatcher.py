@@ -365,7 +365,7 @@ def test_a_round_that_kills_targets_ends_only_its_sequence(place: int, targets: 
     assert told(poison)[-1] is InternalError
     assert [told(running) for running in sequences] == [[(5,)] * 6] * 4
     assert service.it.failed == 1
-    assert not service.it._suspects.waiting
+    assert not service.it.workers._suspects.waiting
 
 
 def test_requests_arriving_beside_a_killer_are_served() -> None:
@@ -442,13 +442,13 @@ def test_suspects_ending_on_their_turn_leave_nothing() -> None:
     service.ready(service.target)
     assert all(running.ended for running in runnings)
     assert [link.load for link in (*service.targets, *service.drafts)] == [0, 0]
-    assert not service.it._suspects.waiting
+    assert not service.it.workers._suspects.waiting
 
 
 def test_a_cancelled_suspect_is_forgotten() -> None:
     service, (first, second) = suspects(2)
     service.it.cancel(second)
-    assert not service.it._suspects.waiting
+    assert not service.it.workers._suspects.waiting
     service.it.cancel(first)
     assert service.target.load == 0
 

@@ -82,6 +82,6 @@ def test_a_conversation_goes_on_where_it_began() -> None:
     other: FakeLink = next(target for target in service.targets if target is not begun_at)
     other.load, begun_at.load = 0, 1
     tokens = first.state.ledger.token_ids
-    assert service.it._router.choose(service.targets, tokens, "") is begun_at
+    assert service.it.workers.router.choose(service.targets, tokens, "") is begun_at
     service.it.link_lost(begun_at)
-    assert service.it._router.choose(service.targets, tokens, "") is other
+    assert service.it.workers.router.choose(service.targets, tokens, "") is other
