@@ -17,6 +17,9 @@ class Arm:
     k: DraftTokens | None = None
     lookahead: bool = False
     prompt_lookup: bool = False
+    tree_width: int | None = None
+    max_tree_nodes: int | None = None
+    """With `tree_width`: most draft tokens of a round. None, both, for chains."""
 
     @property
     def is_peer(self) -> bool:
@@ -40,6 +43,15 @@ def fixed(config: BenchConfig) -> list[Arm]:
     return [PLAIN, *(drafting(k, lookahead=config.drafts_ahead) for k in config.k)]
 
 
+def trees(config: BenchConfig) -> list[Arm]:
+    """Trees of each number of nodes, as deep as the first K, with default lookahead."""
+    k, width = config.k[0], config.tree_width
+    return [
+        Arm(f"tree of {nodes}, K={k}", k, config.drafts_ahead, tree_width=width, max_tree_nodes=nodes)
+        for nodes in config.max_tree_nodes
+    ]
+
+
 def automatic(config: BenchConfig) -> Arm:
     """Automatic K, with default lookahead and without prompt lookup."""
     return drafting(AUTO, lookahead=config.drafts_ahead)
@@ -56,10 +68,10 @@ def paceline_arms(config: BenchConfig, concurrency: int) -> list[Arm]:
     At concurrency 1, each K runs without and with lookahead. At higher concurrency, plain decoding runs at
     two opposite points of the ring, so that every arm is close to one of them.
     """
-    chosen = [automatic(config), served(config)]
+    others = [*trees(config), automatic(config), served(config)]
     if concurrency == 1:
-        return [PLAIN, *(drafting(k, lookahead=ahead) for k in config.k for ahead in (False, True)), *chosen]
-    ring = [*fixed(config), *chosen]
+        return [PLAIN, *(drafting(k, lookahead=ahead) for k in config.k for ahead in (False, True)), *others]
+    ring = [*fixed(config), *others]
     half = (len(ring) + 1) // 2
     return [*ring[:half], AGAIN, *ring[half:]]
 

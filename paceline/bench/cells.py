@@ -166,6 +166,8 @@ class Cell:
             "k": self.arm.k,
             "lookahead": self.arm.lookahead,
             "prompt_lookup": self.arm.prompt_lookup,
+            "tree_width": self.arm.tree_width,
+            "max_tree_nodes": self.arm.max_tree_nodes,
             "temperature": self.temperature,
             "concurrency": self.concurrency,
             "tokens_per_second": to_plain(self.tokens_per_second),

@@ -11,7 +11,7 @@ from paceline.core import limits
 from paceline.core.config import DTYPES
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SamplingParams
-from paceline.core.validation import device
+from paceline.core.validation import device, tree_nodes
 from paceline.supervisor import StackConfig
 
 
@@ -22,6 +22,10 @@ def _check(condition: bool, name: str, message: str) -> None:
 
 def _check_list(name: str, values: Collection[object]) -> None:
     _check(bool(values), name, "must have at least one value")
+    _check_unique(name, values)
+
+
+def _check_unique(name: str, values: Collection[object]) -> None:
     _check(len(set(values)) == len(values), name, "has a repeated value")
 
 
@@ -44,6 +48,10 @@ class BenchConfig:
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     k: tuple[int, ...] = (4, 8, 2)
     """Fixed values of K, in addition to 0; transformers' assisted generation uses the first."""
+    max_tree_nodes: tuple[int, ...] = ()
+    """Numbers of nodes of the trees to measure, which are as deep as the first K; none by default."""
+    tree_width: int = 4
+    """Most children of a node of these trees."""
     max_tokens: int = 128
     """Tokens of each request; the average with several requests at a time."""
     repeats: int = 2
@@ -76,10 +84,25 @@ class BenchConfig:
                 "concurrency",
                 f"must be in [1, {limits.MAX_RUNNING_SEQUENCES}], got {n}",
             )
+        self._check_trees()
         _check(self.repeats >= 1, "repeats", f"must be at least 1, got {self.repeats}")
         most = len(PROMPTS)
         _check(
             1 <= self.num_prompts <= most, "num_prompts", f"must be in [1, {most}], got {self.num_prompts}"
+        )
+
+    def _check_trees(self) -> None:
+        name = "max_tree_nodes"
+        _check_unique(name, self.max_tree_nodes)
+        for nodes in self.max_tree_nodes:
+            tree_nodes(name, nodes)
+        most = limits.MAX_TREE_WIDTH
+        _check(2 <= self.tree_width <= most, "tree_width", f"must be in [2, {most}], got {self.tree_width}")
+        chains = self.acceptance.facts.whole_chain and max(self.temperature) > 0
+        _check(
+            not (self.max_tree_nodes and chains),
+            name,
+            f"needs another acceptance mode: {self.acceptance.value} takes no trees above temperature 0",
         )
 
     @property

@@ -117,6 +117,8 @@ class Bench:
             num_speculative_tokens=arm.k,
             acceptance=self._config.acceptance,
             prompt_lookup=arm.prompt_lookup,
+            tree_width=arm.tree_width,
+            max_tree_nodes=arm.max_tree_nodes,
         )
         client = self._clients.of(arm)
         return await run_load(

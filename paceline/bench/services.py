@@ -22,6 +22,7 @@ from paceline.supervisor import Sink, StackConfig, serve_stack
 
 _LOOKAHEAD_BRANCHES = 8  # of the draft worker with lookahead; the other has 0
 _DEFAULT_ROOM = 256  # lower bound of max_running
+_TREES_OF_A_SEQUENCE = 2  # that of the round before is held until the next one's has its place
 _BLOCKS_OF_A_BRANCH = 4  # blocks not shared with the ledger
 _START_TIMEOUT = 900.0
 
@@ -37,9 +38,13 @@ class Services:
 
 
 def blocks_needed(config: BenchConfig, prompts: Sequence[Prompt]) -> int:
-    """Cache blocks for all concurrent requests and branches, so that the pool never limits a measurement."""
+    """Cache blocks for all concurrent requests, branches and trees, so that the pool never limits a
+    measurement."""
     longest = max(len(prompt) for prompt in prompts) + config.longest_answer + 2 * max(config.k)
     each = -(-longest // config.block_size) + 1
+    if config.max_tree_nodes:
+        # A tree may begin at any place in its first block.
+        each += _TREES_OF_A_SEQUENCE * (-(-max(config.max_tree_nodes) // config.block_size) + 1)
     return each * max(config.concurrency) + _BLOCKS_OF_A_BRANCH * _LOOKAHEAD_BRANCHES
 
 

@@ -20,6 +20,7 @@ def test_a_short_run_reports_every_ratio(tiny_pair: Any, tmp_path: Path) -> None
             *(sys.executable, "-P", "-m", "paceline", "bench", "--quick"),
             *("--target-model", str(tiny_pair.target), "--draft-model", str(tiny_pair.draft)),
             *("--device", "cpu", "--concurrency", "1", "--concurrency", "2", "--k", "2"),
+            *("--max-tree-nodes", "6"),
             *("--temperature", "0", "--temperature", "1", "--num-prompts", "2", "--max-tokens", "8"),
             *("--repeats", "2", "--json", str(tmp_path / "run.json")),
         ],
@@ -45,13 +46,17 @@ def test_a_short_run_reports_every_ratio(tiny_pair: Any, tmp_path: Path) -> None
     ]
     cells = {(c["arm"], c["temperature"], c["concurrency"]): c for c in record["cells"]}
     config = BenchConfig(device="cpu")
-    for arm in ("speculative, K=2", "lookahead, K=2", automatic(config).name, served(config).name):
+    chosen = automatic(config).name, served(config).name
+    for arm in ("speculative, K=2", "lookahead, K=2", "tree of 6, K=2", *chosen):
         assert cells[arm, 0.0, 1]["counts"]["completion_tokens"] == 2 * 2 * 8
         assert cells[arm, 0.0, 1]["opening"]["completion_tokens"] == 2 * 2
         assert cells[arm, 0.0, 1]["opening"]["num_rounds"] == 2 * 2
     # Branches of a model this small seldom arrive before the verdict does; without lookahead none can.
     assert cells["speculative, K=2", 0.0, 1]["hit_rate"] == 0
     assert cells["speculative, K=2", 0.0, 1]["alpha"] > 0
+    for n in (1, 2):
+        tree = cells["tree of 6, K=2", 1.0, n]["counts"]
+        assert tree["num_draft_tokens"] > 2 * tree["num_spec_steps"], "more than chains have"
     assert cells["plain", 1.0, 2]["counts"]["completion_tokens"] == 2 * 32 * 8
     peers = {name for name, _, _ in cells if name.startswith("transformers")}
     assert len(peers) == 3

@@ -61,6 +61,13 @@ def bench(
         list[int] | None,
         _option("k", "Fixed K to measure in addition to 0 and auto; may be repeated."),
     ] = None,
+    max_tree_nodes: Annotated[
+        list[int] | None,
+        option("max_tree_nodes", "Draft trees to measure, by nodes; may be repeated. None by default."),
+    ] = None,
+    tree_width: Annotated[
+        int | None, _option("tree_width", "Most children of a node of --max-tree-nodes.")
+    ] = None,
     max_tokens: Annotated[int | None, _option("max_tokens", "Tokens of each request, on average.")] = None,
     repeats: Annotated[int | None, _option("repeats", "Number of measured runs; peers run once.")] = None,
     num_prompts: Annotated[int | None, _option("num_prompts", "Number of prompts.")] = None,
@@ -81,6 +88,8 @@ def bench(
         "acceptance": acceptance,
         "concurrency": concurrency,
         "k": k,
+        "max_tree_nodes": max_tree_nodes,
+        "tree_width": tree_width,
         "max_tokens": max_tokens,
         "repeats": repeats,
         "num_prompts": num_prompts,

@@ -20,6 +20,7 @@ SPEEDS = {
     "speculative, K=2": 1.25,
     "lookahead, K=4": 2.0,
     "lookahead, K=2": 1.6,
+    "tree of 16, K=4": 1.7,
     "lookahead, K=auto": 1.9,
     "as served": 2.4,
     "transformers generate": 0.8,
@@ -52,7 +53,7 @@ def counts(arm: Arm, tokens: int) -> Counts:
             completion_tokens=2 * rounds,
             num_rounds=rounds,
             num_spec_steps=rounds,
-            num_draft_tokens=(arm.k if isinstance(arm.k, int) else 4) * rounds,
+            num_draft_tokens=(arm.max_tree_nodes or (arm.k if isinstance(arm.k, int) else 4)) * rounds,
             num_accepted_draft_tokens=rounds * 3 // 4,
             num_lookahead_hits=rounds * 3 // 4 if arm.lookahead else 0,
             num_rejected_draft_tokens=rounds // 4,
@@ -70,7 +71,7 @@ def counts(arm: Arm, tokens: int) -> Counts:
 def config(monkeypatch: pytest.MonkeyPatch) -> BenchConfig:
     # Whatever this machine would do.
     monkeypatch.setattr(BenchConfig, "drafts_ahead", True)
-    return replace(FULL, concurrency=(1, 2, 4), k=(4, 2), repeats=2, num_prompts=2)
+    return replace(FULL, concurrency=(1, 2, 4), k=(4, 2), max_tree_nodes=(16,), repeats=2, num_prompts=2)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from paceline.bench.services import blocks_needed
 from paceline.cli.commands import bench
 from paceline.cli.commands.bench import configured
 from paceline.core.errors import UnavailableError
+from paceline.core.types import AcceptanceMode
 from paceline.engine.backends.cache_attention.varlen import BLOCK
 
 
@@ -30,6 +31,11 @@ from paceline.engine.backends.cache_attention.varlen import BLOCK
         ("concurrency", (0,)),
         ("temperature", ()),
         ("temperature", (-1.0,)),
+        ("max_tree_nodes", (0,)),
+        ("max_tree_nodes", (65,)),
+        ("max_tree_nodes", (8, 8)),
+        ("tree_width", 1),
+        ("tree_width", 65),
         ("dtype", "int4"),
         ("threads", 0),
         ("repeats", 0),
@@ -42,6 +48,13 @@ def test_invalid_settings_are_refused_by_field(field: str, value: Any) -> None:
         replace(FULL, **{field: value})
 
 
+def test_trees_are_refused_where_requests_for_them_would_be() -> None:
+    block = replace(FULL, acceptance=AcceptanceMode.BLOCK)
+    with refused("max_tree_nodes"):
+        replace(block, max_tree_nodes=(8,))
+    assert replace(block, max_tree_nodes=(8,), temperature=(0.0,)).max_tree_nodes == (8,)
+
+
 def test_the_command_refuses_invalid_settings() -> None:
     done = command("bench", "--k", "0")
     assert done.returncode == 2
@@ -50,8 +63,8 @@ def test_the_command_refuses_invalid_settings() -> None:
 
 def test_options_override_the_preset() -> None:
     assert configured(QUICK, {"k": None, "temperature": [], "repeats": None}) == QUICK
-    changed = configured(QUICK, {"k": [3, 5], "repeats": 7, "peers": False})
-    assert changed == replace(QUICK, k=(3, 5), repeats=7, peers=False)
+    changed = configured(QUICK, {"k": [3, 5], "max_tree_nodes": [8], "repeats": 7, "peers": False})
+    assert changed == replace(QUICK, k=(3, 5), max_tree_nodes=(8,), repeats=7, peers=False)
 
 
 def test_the_command_uses_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +100,16 @@ def test_every_k_runs_with_and_without_lookahead() -> None:
     assert len(set(arms)) == len(arms)
 
 
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_trees_run_beside_chains_if_asked_for(concurrency: int) -> None:
+    chains = paceline_arms(FULL, concurrency)
+    assert {arm.tree_width for arm in chains} == {None}
+    asked = replace(FULL, max_tree_nodes=(8, 16), tree_width=3)
+    more = set(paceline_arms(asked, concurrency)) - set(chains)
+    assert {(arm.k, arm.tree_width, arm.max_tree_nodes) for arm in more} == {(4, 3, 8), (4, 3, 16)}
+    assert {arm.lookahead for arm in more} == {FULL.drafts_ahead}
+
+
 @pytest.mark.parametrize("ks", [(4,), (4, 8), (4, 8, 2)])
 def test_plain_arms_are_spread_around_the_ring(ks: tuple[int, ...]) -> None:
     ring = paceline_arms(replace(FULL, k=ks), 8)
@@ -104,7 +127,10 @@ def test_every_arm_comes_first_once() -> None:
 def test_the_pool_holds_all_requests_at_once() -> None:
     config = replace(QUICK, concurrency=(3, 5), max_tokens=80)
     tokens = 40 + 120 + config.k[0]
-    assert blocks_needed(config, [(1,) * 40, (1,)]) * config.block_size >= 5 * tokens
+    chains = blocks_needed(config, [(1,) * 40, (1,)])
+    assert chains * config.block_size >= 5 * tokens
+    with_trees = blocks_needed(replace(config, max_tree_nodes=(40, 8)), [(1,) * 40, (1,)])
+    assert (with_trees - chains) * config.block_size >= 5 * 2 * 40
 
 
 @pytest.mark.parametrize(("cores", "ahead"), [(1, False), (2, True), (4, True)])

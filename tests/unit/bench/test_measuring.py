@@ -12,7 +12,7 @@ from paceline.bench import measuring
 from paceline.bench.config import QUICK
 from paceline.bench.measuring import Bench, Clients
 from paceline.bench.workload import LoadResult, Prompt, Workload
-from paceline.client import AsyncClient
+from paceline.client import AsyncClient, SpeculationParams
 
 PROMPTS: list[Prompt] = [(1, 2), (3,)]
 
@@ -36,3 +36,18 @@ async def test_measured_requests_were_not_used_in_warm_up(monkeypatch: pytest.Mo
     await Bench(config, Clients(nobody, nobody, nobody), {}, PROMPTS, progress).run()
     assert all(seeds.values())
     assert not seeds[True].keys() & seeds[False].keys()
+
+
+async def test_requests_of_an_arm_ask_for_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(QUICK, max_tree_nodes=(8, 16), tree_width=3, peers=False)
+    asked = set[tuple[object, ...]]()
+
+    async def run_load(_: Any, load: Workload, speculation: SpeculationParams, **more: Any) -> LoadResult:
+        asked.add((speculation.num_speculative_tokens, speculation.tree_width, speculation.max_tree_nodes))
+        return LoadResult(1, 1.0)
+
+    monkeypatch.setattr(measuring, "run_load", run_load)
+    nobody = cast(AsyncClient, None)
+    await Bench(config, Clients(nobody, nobody, nobody), {}, PROMPTS, lambda _: None).run()
+    chains = {(k, None, None) for k in (0, 4, "auto")}
+    assert asked == chains | {(4, 3, 8), (4, 3, 16)}

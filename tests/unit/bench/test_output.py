@@ -59,6 +59,10 @@ def test_json_has_every_run_of_every_cell(record: BenchRecord) -> None:
     assert plain["tokens_per_second"]["median"] == 150.0
     ahead = next(c for c in cells if c["arm"] == "lookahead, K=4")
     assert ahead["coordinator_and_wire_share"] == pytest.approx(0.2)
+    tree = next(c for c in cells if c["arm"] == "tree of 16, K=4")
+    assert (tree["k"], tree["tree_width"], tree["max_tree_nodes"]) == (4, 4, 16)
+    assert tree["counts"]["num_draft_tokens"] == 16 * tree["counts"]["num_spec_steps"]
+    assert ahead["tree_width"] is ahead["max_tree_nodes"] is None
     (peer,) = (c for c in cells if c["arm"] == "transformers generate" and c["temperature"] == 1.0)
     assert peer["k"] is None
     assert "counts" not in peer
@@ -67,6 +71,7 @@ def test_json_has_every_run_of_every_cell(record: BenchRecord) -> None:
 def test_tables_show_rates_ratios_and_figures(record: BenchRecord) -> None:
     text = shown(record)
     assert row(text, "lookahead, K=4")[:5] == ["150.0", "125-175", "2.00", "2.00", "75%"]
+    assert row(text, "tree of 16, K=4")[:5] == ["127.5", "106-149", "1.70", "2.00", "75%"]
     assert row(text, "speculative_over_plain") == ["2.00", "[2.00-2.00]", "1.60", "[1.60-1.60]"]
     assert row(text, "alpha") == ["0.750"] * 2
     assert row(text, "verification_over_step") == ["1.500"] * 2
@@ -98,6 +103,7 @@ def test_results_of_concurrent_requests_are_shown(record: BenchRecord, concurren
         "plain",
         "lookahead, K=4",
         "lookahead, K=2",
+        "tree of 16, K=4",
         "lookahead, K=auto",
         "as served",
         "highest client CPU share",
