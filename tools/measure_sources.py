@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Final
 
@@ -32,31 +33,38 @@ ARMS: Final[dict[str, dict[str, Any]]] = {
 
 def main() -> None:
     """Write a row for each kind of text."""
+    texts = files("paceline.assets").joinpath("prompts/kinds.jsonl").read_text()
+    prompts = [json.loads(line) for line in texts.splitlines()]
+    kinds = list(dict.fromkeys(prompt["kind"] for prompt in prompts))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target-model", default="embedded:target@7")
     parser.add_argument("--draft-model", default="embedded:draft")
+    parser.add_argument(
+        "--kind", action="append", choices=kinds, metavar="KIND", help=f"{', '.join(kinds)}; all by default"
+    )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     asked = parser.parse_args()
+    prompts = [prompt for prompt in prompts if asked.kind is None or prompt["kind"] in asked.kind]
     config = StackConfig(target_model=asked.target_model, draft_model=asked.draft_model)
     with serve_stack(config, sink=discard) as stack, Client(stack.address) as client:
-        found = measured(client, asked)
+        found = measured(client, asked, prompts)
     if asked.json:
         json.dump(found, sys.stdout, indent=1)
         return
-    print(f"{'':16}" + "".join(f"{arm:>15}" for arm in ARMS))
+    print(f"{'':20}" + "".join(f"{arm:>15}" for arm in ARMS))
     for kind, row in found.items():
-        print(f"{kind:16}" + "".join(f"{row[arm]:15.2f}" for arm in ARMS))
+        print(f"{kind:20}" + "".join(f"{row[arm]:15.2f}" for arm in ARMS))
 
 
-def measured(client: Client, asked: argparse.Namespace) -> dict[str, dict[str, float]]:
+def measured(
+    client: Client, asked: argparse.Namespace, prompts: Sequence[dict[str, str]]
+) -> dict[str, dict[str, float]]:
     """By kind and arm: tokens per second over those of plain decoding; of `plain` itself, per second."""
     salts = itertools.count()
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
-    texts = files("paceline.assets").joinpath("prompts/kinds.jsonl").read_text()
-    prompts = [json.loads(line) for line in texts.splitlines()]
     # The first round of all teaches the service its costs, and is not counted.
     for repeat in range(asked.repeats + 1):
         for prompt, (arm, speculation) in itertools.product(prompts, ARMS.items()):
