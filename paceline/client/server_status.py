@@ -163,6 +163,9 @@ class CoordinatorStatus:
     """Default of requests: most children of a node of a draft tree, or `auto`."""
     max_tree_nodes: int = 0
     drafts_per_sequence: int = 1
+    serving: bool | None = None
+    """False without a target worker, where new requests wait, and while it stops, where they are refused.
+    None if the server did not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,7 @@ def status_from_proto(response: generation_pb2.GetStatusResponse) -> ServerStatu
             # A server without trees says nothing of them.
             tree_width=AUTO if response.coordinator.auto_tree_width else response.coordinator.tree_width or 1,
             drafts_per_sequence=response.coordinator.drafts_per_sequence or 1,
+            serving=response.coordinator.serving if response.coordinator.HasField("serving") else None,
         ),
         workers=tuple(_worker(worker) for worker in response.workers),
     )

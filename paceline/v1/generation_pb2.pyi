@@ -1004,6 +1004,7 @@ class CoordinatorStatus(_message.Message):
     AUTO_TREE_WIDTH_FIELD_NUMBER: _builtins.int
     MAX_TREE_NODES_FIELD_NUMBER: _builtins.int
     DRAFTS_PER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     process_id: _builtins.int
     running: _builtins.int
@@ -1035,6 +1036,8 @@ class CoordinatorStatus(_message.Message):
     """Most draft tokens of a round with a tree."""
     drafts_per_sequence: _builtins.int
     """Most draft workers that propose for one round."""
+    serving: _builtins.bool
+    """False without a target worker, where new requests wait, and while it stops, where they are refused."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Context sources that may propose, where a request does not say."""
@@ -1070,12 +1073,15 @@ class CoordinatorStatus(_message.Message):
         auto_tree_width: _builtins.bool = ...,
         max_tree_nodes: _builtins.int = ...,
         drafts_per_sequence: _builtins.int = ...,
+        serving: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_serving", b"_serving", "serving", b"serving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "auto_tree_width", b"auto_tree_width", "coordinators", b"coordinators", "drafts_per_sequence", b"drafts_per_sequence", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "max_tree_nodes", b"max_tree_nodes", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "prompt_lookup", b"prompt_lookup", "running", b"running", "sources", b"sources", "tree_width", b"tree_width", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_serving", b"_serving", "acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "auto_tree_width", b"auto_tree_width", "coordinators", b"coordinators", "drafts_per_sequence", b"drafts_per_sequence", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "max_tree_nodes", b"max_tree_nodes", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "prompt_lookup", b"prompt_lookup", "running", b"running", "serving", b"serving", "sources", b"sources", "tree_width", b"tree_width", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__serving: _TypeAlias = _typing.Literal["serving"]  # noqa: Y015
+    _WhichOneofArgType__serving: _TypeAlias = _typing.Literal["_serving", b"_serving"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__serving) -> _WhichOneofReturnType__serving | None: ...
 
 Global___CoordinatorStatus: _TypeAlias = CoordinatorStatus  # noqa: Y015
 

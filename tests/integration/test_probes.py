@@ -120,6 +120,7 @@ def test_readiness_follows_the_only_target(stack: RunningStack) -> None:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=HANG)
             assert answer.status == status
             assert httpx2.get(url, timeout=HANG).status_code == code
+            assert own.client.status().coordinator.serving is (status == SERVING)
 
         check_told(SERVING, 200)
         target.close()

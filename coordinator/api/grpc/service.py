@@ -199,6 +199,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             http_address=self._http.address if self._http is not None else "",
             warnings=coordinator.warnings,
             coordinators=coordinator.coordinators,
+            serving=coordinator.accepting,
         )
         workers = await asyncio.gather(*(_worker(link) for link in coordinator.links))
         return pb.GetStatusResponse(coordinator=status, workers=workers)

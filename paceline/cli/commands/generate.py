@@ -116,7 +116,8 @@ def status_table(answer: ServerStatus) -> Table:
     for title in ("vocabulary", "cache used", "prefix hits", "preemptions"):
         table.add_column(title, justify="right", no_wrap=True)
     mine = answer.coordinator
-    rows = [["coordinator", mine.address, str(mine.process_id), "ready"], *map(_worker_row, answer.workers)]
+    state = {True: "ready", False: "not serving", None: "unknown"}[mine.serving]
+    rows = [["coordinator", mine.address, str(mine.process_id), state], *map(_worker_row, answer.workers)]
     for row in rows:
         # Not as markup, because addresses and reasons may contain brackets.
         table.add_row(*map(Text, row))

@@ -48,6 +48,16 @@ def test_reasons_and_addresses_are_printed_verbatim(reason: str) -> None:
     assert "none yet" in draft
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"), [({"serving": True}, "ready"), ({"serving": False}, "not serving"), ({}, "unknown")]
+)
+def test_a_coordinator_without_a_target_is_not_ready(told: dict[str, bool], shown: str) -> None:
+    (cells,) = [
+        [*column.cells] for column in status_table(status(**told)).columns if column.header == "state"
+    ]
+    assert [str(cell) for cell in cells] == [shown]
+
+
 def test_counts_are_named_as_completions() -> None:
     """A request with `n` of 3 counts as three."""
     told = _summary(status(finished_requests=3, failed_requests=1), "http")
