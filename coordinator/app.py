@@ -50,7 +50,7 @@ from paceline.core.errors import (
 from paceline.core.security.secret import WorkerSecret
 from paceline.core.types import SequenceParams
 from paceline.rpc.codec import GenerateCall, check_against_model, check_choices_remain, check_token_ids
-from paceline.rpc.codec.info import check_compatible, check_role, check_target
+from paceline.rpc.codec.info import check_compatible, check_role, check_single, check_target
 from paceline.rpc.security.certificate_expiry import CertificateExpiry
 from paceline.v1 import common_pb2
 
@@ -471,6 +471,9 @@ class Coordinator:
     def _admit(self, link: Link, info: common_pb2.WorkerInfo) -> None:
         """Check a worker. Raises PacelineError, naming both values, if it cannot serve here."""
         check_role(info, link.role, link.address)
+        # A link to an address that is not listed any more gets no sequences, and does not matter.
+        used = [each for each in self.links if each.draining or each not in self.dispatcher.workers.leaving]
+        check_single(info, {each.instance_id: each.address for each in used if each is not link})
         if link.role == "target":
             others = [
                 other.admitted

@@ -98,6 +98,8 @@ class Link:
         """The worker's last description of itself, whether or not it was admitted."""
         self.admitted: common_pb2.WorkerInfo | None = None
         """The last admitted description. Requests are checked against it even while the worker is away."""
+        self.instance_id = ""
+        """Of the worker that it is connected to, from its admission on; empty without one."""
         self.load = 0
         """Sequences assigned to this worker."""
         self.settled = asyncio.Event()
@@ -211,7 +213,7 @@ class Link:
         try:
             info = self.known = await self.protocol.info(channel, INFO_SECONDS, self._metadata)
             self._observer.admit(self, info)
-            self.admitted = info
+            self.admitted, self.instance_id = info, info.instance_id
             await self._converse(channel, info)
         except UnavailableError as error:
             # No target is known yet that this draft worker could be compared with.
@@ -239,6 +241,7 @@ class Link:
         was_ready = self.ready
         is_news = self.state is not LinkState.REFUSED
         self.state, self.reason = LinkState.REFUSED, reason or str(error)
+        self.instance_id = ""
         if is_news:
             log.warning("the %s worker at %s is refused: %s", self.role, self.address, error)
             self._observer.refused(self, self.reason)
@@ -259,7 +262,7 @@ class Link:
     def _end(self, reason: str, *, reached: bool = False) -> None:
         was_ready, before = self.ready, self.reason
         self.state = LinkState.LOST if self.state is not LinkState.CONNECTING else LinkState.CONNECTING
-        self.reason = reason
+        self.reason, self.instance_id = reason, ""
         self._outbox.clear()
         self._stream = None
         if was_ready:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from paceline.core.errors import FailedPreconditionError, InvalidArgumentError, TokenizerMismatchError
 from paceline.rpc.codec import PROTOCOL_VERSION
@@ -19,6 +19,17 @@ def check_role(info: common_pb2.WorkerInfo, role: str, address: str) -> None:
     if info.protocol_version != PROTOCOL_VERSION:
         raise FailedPreconditionError(
             f"the worker has protocol version {info.protocol_version}, this coordinator {PROTOCOL_VERSION}"
+        )
+
+
+def check_single(info: common_pb2.WorkerInfo, connected: Mapping[str, str]) -> None:
+    """Raise FailedPreconditionError if the worker is `connected` already: its capacity would count twice.
+
+    `connected` has the address of each connected worker by its instance id.
+    """
+    if info.instance_id and info.instance_id in connected:
+        raise FailedPreconditionError(
+            f"it is the worker at {connected[info.instance_id]}, which is connected already"
         )
 
 

@@ -16,13 +16,20 @@ from coordinator import main
 from coordinator.app import Coordinator
 from coordinator.text.long_texts import LongTexts
 from coordinator.text.vocabulary import Vocabulary
-from coordinator.workers.links import LinkState
+from coordinator.workers import links
+from coordinator.workers.links import Link, LinkState
 from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
-from paceline.core.errors import InternalError, ResourceExhaustedError, StaleEpochError, UnavailableError
+from paceline.core.errors import (
+    FailedPreconditionError,
+    InternalError,
+    ResourceExhaustedError,
+    StaleEpochError,
+    UnavailableError,
+)
 from paceline.core.structured import StructuredOutputs
 from paceline.core.types import SamplingParams
-from paceline.rpc.codec import GenerateCall
+from paceline.rpc.codec import PROTOCOL_VERSION, GenerateCall
 from paceline.v1 import common_pb2
 from tests.unit.coordinator.machines import make_call, pass_through
 
@@ -44,6 +51,64 @@ async def test_a_refused_worker_does_not_describe_the_target(coordinator: Any) -
     assert coordinator.target_info().model == "right"
     wrong.state = LinkState.LOST
     assert coordinator.target_info().model == "right"
+
+
+@pytest.fixture
+def told(coordinator: Coordinator) -> common_pb2.WorkerInfo:
+    """What a target says of itself that fits the coordinator."""
+    return common_pb2.WorkerInfo(
+        protocol_version=PROTOCOL_VERSION,
+        role="target",
+        instance_id="one process",
+        tokenizer_fingerprint=coordinator.vocabulary.fingerprint,
+    )
+
+
+async def test_a_worker_at_two_addresses_has_one_link(
+    coordinator: Any, told: common_pb2.WorkerInfo, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Also if both ask it at the same time. The other one takes over when the first is lost."""
+    first, second = coordinator.dispatcher.workers.targets
+    talking: asyncio.Queue[Link] = asyncio.Queue()
+    ended = {first: asyncio.Event(), second: asyncio.Event()}
+
+    async def info(*_: Any) -> common_pb2.WorkerInfo:
+        await asyncio.sleep(0)
+        return told
+
+    async def converse(link: Link, *_: Any) -> None:
+        talking.put_nowait(link)
+        await ended[link].wait()
+        link._end("it ended the stream")
+
+    monkeypatch.setattr(type(first.protocol), "info", info)
+    monkeypatch.setattr(Link, "_converse", converse)
+    monkeypatch.setattr(links, "RECONNECT_SECONDS", SECONDS)
+    monkeypatch.setattr(links, "REFUSED_RETRY_SECONDS", 0.0)
+    tasks = [asyncio.create_task(link.run()) for link in (first, second)]
+    async with asyncio.timeout(SECONDS):
+        assert await talking.get() is first
+        await second.settled.wait()
+        assert second.reason == "it is the worker at a:1, which is connected already"
+        assert f"the target worker at b:1 is refused: {second.reason}" in caplog.text
+        ended[first].set()
+        assert await talking.get() is second
+    for task in tasks:
+        task.cancel()
+
+
+async def test_only_links_in_use_keep_others_from_their_worker(
+    coordinator: Any, told: common_pb2.WorkerInfo
+) -> None:
+    first, second = coordinator.dispatcher.workers.targets
+    first.instance_id, first.state = told.instance_id, LinkState.READY
+    coordinator._leaving(first)
+    coordinator._admit(second, told)
+    first.state = LinkState.DRAINING
+    with pytest.raises(FailedPreconditionError):
+        coordinator._admit(second, told)
+    told.instance_id = first.instance_id = ""  # unknown, not equal
+    coordinator._admit(second, told)
 
 
 async def test_a_coordinator_runs_throughput_and_expiry_tasks(

@@ -245,9 +245,9 @@ class Proxy:
         self._server.start()
 
     def info(self, request: Any) -> Any:
-        """Passed on, but for the way past this proxy."""
+        """Passed on as of a worker of its own, without the way past this proxy."""
         response = self._stub.GetWorkerInfo(request, timeout=HANG, metadata=SECRET.metadata)
-        response.info.local_socket = ""
+        response.info.local_socket, response.info.instance_id = "", self.address
         response.info.CopyFrom(self.describe(response.info))
         return response
 
