@@ -20,7 +20,7 @@ import grpc
 
 from paceline.core import limits
 from paceline.core.clock import monotonic
-from paceline.core.config import NO_SUB_DRAFTER, DraftConfig, WorkerConfig
+from paceline.core.config import MODEL_DRAFTER, NO_SUB_DRAFTER, DraftConfig, WorkerConfig
 from paceline.core.errors import InternalError
 from paceline.core.security.secret import WorkerSecret, read_secret
 from paceline.core.system.exit import leave
@@ -196,7 +196,7 @@ class WorkerShell:
 
         collector = WorkerCollector(
             self._role.name,
-            config.model,
+            _drafter(config) or config.model,
             self._engine.observer,
             self._built.pool,
             self._sequences,
@@ -248,7 +248,15 @@ def _of_draft(config: WorkerConfig) -> dict[str, Any]:
     return {
         "lookahead_branches": config.lookahead_branches,
         "sub_drafter": config.sub_drafter if guessing else "",
+        "drafter": _drafter(config),
     }
+
+
+def _drafter(config: WorkerConfig) -> str:
+    """What proposes in place of a model; empty with one."""
+    if not isinstance(config, DraftConfig) or config.drafter == MODEL_DRAFTER:
+        return ""
+    return config.drafter
 
 
 def _for_device(config: ConfigT, device: str) -> ConfigT:

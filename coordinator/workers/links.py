@@ -280,7 +280,8 @@ class Link:
         self.state, self.reason = LinkState.READY, ""
         self.settled.set()
         where = "" if beside is None else f", on this machine: frames go through {info.local_socket}"
-        log.info("the %s worker at %s is ready%s", self.role, self.address, where)
+        model = info.drafter or info.model
+        log.info("the %s worker at %s is ready with %s%s", self.role, self.address, model, where)
         self._observer.ready(self)
         tasks = [asyncio.create_task(self._write(stream)), asyncio.create_task(self._watch_health(channel))]
         try:

@@ -113,6 +113,8 @@ class WorkerInfo:
     """Distinguishes models by their weights; empty without any."""
     max_tree_nodes: int = 0
     """Nodes of the largest tree that it proposes or verifies; 0 for chains only."""
+    drafter: str = ""
+    """What a draft proposes with in place of `model`, whose tokenizer alone it has; empty with the model."""
 
 
 @dataclass(frozen=True, slots=True)

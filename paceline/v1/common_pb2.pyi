@@ -671,6 +671,7 @@ class WorkerInfo(_message.Message):
     SUB_DRAFTER_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     MAX_TREE_NODES_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     role: _builtins.str
     """"target" or "draft"."""
@@ -702,6 +703,8 @@ class WorkerInfo(_message.Message):
     """Distinguishes models by their weights; empty without any."""
     max_tree_nodes: _builtins.int
     """Nodes of the largest tree that it proposes or verifies; 0: only chains."""
+    drafter: _builtins.str
+    """Of a draft: what it proposes with in place of `model`, whose tokenizer alone it has; empty with the model."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -734,10 +737,11 @@ class WorkerInfo(_message.Message):
         sub_drafter: _builtins.str = ...,
         model_fingerprint: _builtins.str = ...,
         max_tree_nodes: _builtins.int = ...,
+        drafter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "local_socket", b"local_socket", "lookahead_branches", b"lookahead_branches", "max_model_len", b"max_model_len", "max_speculative_tokens", b"max_speculative_tokens", "max_tree_nodes", b"max_tree_nodes", "memory", b"memory", "model", b"model", "model_fingerprint", b"model_fingerprint", "num_parameters", b"num_parameters", "process_id", b"process_id", "protocol_version", b"protocol_version", "role", b"role", "sub_drafter", b"sub_drafter", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "drafter", b"drafter", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "local_socket", b"local_socket", "lookahead_branches", b"lookahead_branches", "max_model_len", b"max_model_len", "max_speculative_tokens", b"max_speculative_tokens", "max_tree_nodes", b"max_tree_nodes", "memory", b"memory", "model", b"model", "model_fingerprint", b"model_fingerprint", "num_parameters", b"num_parameters", "process_id", b"process_id", "protocol_version", b"protocol_version", "role", b"role", "sub_drafter", b"sub_drafter", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,13 @@ def generate(client: Client, prompt: Ids, sampling: dict[str, Any], k: int) -> G
     return client.generate(prompt, wanted, speculation=speculation, timeout=HANG)
 
 
+def test_status_names_the_drafter(drafted: OwnCoordinator, drafter: str) -> None:
+    told = {worker.role: worker.info for worker in drafted.client.status().workers}
+    assert told["draft"] is not None
+    assert told["target"] is not None
+    assert (told["draft"].drafter, told["target"].drafter) == (drafter, "")
+
+
 def counted(results: list[GenerationResult]) -> tuple[int, int]:
     """Drafted and accepted tokens."""
     told = [result.speculative_decoding for result in results]

@@ -32,6 +32,8 @@ Value = TypeVar("Value", float, Histogram)
 REFRESH_SECONDS = 1.0
 """Shortest interval between two queries of the workers, and the time limit of a query."""
 WORKER_ROLES = ("target", "draft")
+_WORKER = ("role", "worker", "worker_model")
+"""Labels of one worker."""
 TREE_NODES = (16, 32, 64)
 """Buckets for the nodes of trees, beyond those for each K."""
 REASONS = (*(reason.value for reason in FinishReason), ABORT)
@@ -205,8 +207,8 @@ class CoordinatorCollector(Collector):
         yield make.gauge(
             "worker_sequences",
             "Sequences of this coordinator on a worker.",
-            [([link.role, link.address], link.load) for link in links],
-            ["role", "worker"],
+            [(_labels(link), link.load) for link in links],
+            _WORKER,
         )
         yield make.counter(
             "failovers",
@@ -217,27 +219,27 @@ class CoordinatorCollector(Collector):
         yield make.counter("block_waits", "Times a sequence waited for free blocks.", _one(of.block_waits))
 
     def _cache(self, make: Families) -> Iterator[Metric]:
-        caches = [(link, link.known.cache) for link in self._coordinator.links if link.known is not None]
-        labels = ["role", "worker"]
+        links = self._coordinator.links
+        caches = [(_labels(link), link.known.cache) for link in links if link.known is not None]
         yield make.gauge(
             "kv_cache_usage_perc",
             "Share of a worker's KV cache in use, from 0 to 1.",
             [
-                ([link.role, link.address], 1 - cache.free_blocks / cache.total_blocks)
-                for link, cache in caches
+                (labels, 1 - cache.free_blocks / cache.total_blocks)
+                for labels, cache in caches
                 if cache.total_blocks
             ],
-            labels,
+            _WORKER,
         )
         yield make.gauge(
             "kv_cache_blocks",
             "Blocks of a worker's KV cache.",
-            [([link.role, link.address], cache.total_blocks) for link, cache in caches],
-            labels,
+            [(labels, cache.total_blocks) for labels, cache in caches],
+            _WORKER,
         )
         for name, text in _CACHE_COUNTERS.items():
-            values = [([link.role, link.address], getattr(cache, name)) for link, cache in caches]
-            yield make.counter(name, text, values, labels)
+            values = [(labels, getattr(cache, name)) for labels, cache in caches]
+            yield make.counter(name, text, values, _WORKER)
 
     def _calls(self, make: Families, of: Metrics) -> Iterator[Metric]:
         yield make.counter(
@@ -252,6 +254,12 @@ class CoordinatorCollector(Collector):
             [(labels, count) for labels, count in sorted(of.grpc_calls.items())],
             ["method", "code"],
         )
+
+
+def _labels(link: Link) -> list[str]:
+    """Values of `_WORKER`. The model is the drafter of a worker without one, and empty before it answers."""
+    model = "" if link.known is None else link.known.drafter or link.known.model
+    return [link.role, link.address, model]
 
 
 def _by_tenant(make: Families, of: TenantMetrics) -> Iterator[Metric]:

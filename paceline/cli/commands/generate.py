@@ -17,7 +17,7 @@ from paceline.cli.printing import to_stdout
 from paceline.cli.structuring import Structure
 from paceline.client import Client
 from paceline.client.reaching import checked_addresses
-from paceline.client.server_status import CacheInfo, CoordinatorStatus, ServerStatus, WorkerStatus
+from paceline.client.server_status import CacheInfo, CoordinatorStatus, ServerStatus, WorkerInfo, WorkerStatus
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.limits import MAX_PROMPT_CHARACTERS
 from paceline.core.types import SamplingParams, SpeculationParams
@@ -153,6 +153,13 @@ def _hit_rate(cache: CacheInfo) -> str:
     return f"{cache.prefix_cache_hits / queries:.0%} of {queries:,}" if queries else "none yet"
 
 
+def _model(info: WorkerInfo) -> str:
+    """The worker's model, or its drafter without one."""
+    if info.drafter:
+        return f"{info.drafter}, with the tokenizer of {info.model}"
+    return f"{info.model}, {info.num_parameters / 1e6:,.1f}M, {info.dtype}, {info.device}"
+
+
 def _worker_row(worker: WorkerStatus) -> list[str]:
     state = worker.state.value + (f" ({worker.reason})" if worker.reason else "")
     info = worker.info
@@ -165,7 +172,7 @@ def _worker_row(worker: WorkerStatus) -> list[str]:
         worker.address,
         str(info.process_id),
         state,
-        f"{info.model}, {info.num_parameters / 1e6:,.1f}M, {info.dtype}, {info.device}",
+        _model(info),
         f"{info.vocabulary_size:,}",
         f"{used:,} of {cache.total_blocks * cache.block_size:,}",
         _hit_rate(cache),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paceline.cli.commands.generate import _summary, status_table
+from paceline.cli.commands.generate import _summary, _worker_row, status_table
 from paceline.client import ServerStatus
 from paceline.client.server_status import status_from_proto
 from paceline.v1 import common_pb2, generation_pb2
@@ -46,6 +46,14 @@ def test_reasons_and_addresses_are_printed_verbatim(reason: str) -> None:
     assert f"{info.model}, 1.0M, float32, cpu" in draft
     assert "64 of 1,024" in draft
     assert "none yet" in draft
+
+
+def test_a_draft_without_a_model_is_shown_by_its_drafter() -> None:
+    info = common_pb2.WorkerInfo(
+        model="a/model", dtype="float32", device="cpu", drafter="stacked:ngram+bigram"
+    )
+    (row,) = status(generation_pb2.WorkerStatus(role="draft", info=info)).workers
+    assert _worker_row(row)[4] == "stacked:ngram+bigram, with the tokenizer of a/model"
 
 
 @pytest.mark.parametrize(

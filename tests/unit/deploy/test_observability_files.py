@@ -158,6 +158,21 @@ def test_every_panel_is_filtered_by_its_process() -> None:
             assert all('model_name=~"$model",instance=~"$instance"' in each for each in selectors)
 
 
+def test_legends_tell_workers_of_one_role_apart() -> None:
+    """Drafts of different models are not summed, and each legend names labels that its query leaves."""
+    labels = {sample.name: set(sample.labels) for f in EXPORTED.values() for sample in f.samples}
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            grouped = [set(by.split(", ")) for by in re.findall(r"by \(([^)]*)\)", target["expr"])]
+            of_metrics = [OF_PROMETHEUS | labels[name] for name, _ in SELECTOR.findall(target["expr"])]
+            assert shown <= set.intersection(*(grouped or of_metrics))
+            if "$worker" in target["expr"]:
+                assert {"role", "model_name"} <= shown
+            elif "worker" in shown:
+                assert {"role", "worker_model"} <= shown
+
+
 def test_the_alerts_are_valid_prometheus_rules() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES) > 8
     for rule in RULES:

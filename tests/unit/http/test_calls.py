@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,7 +92,7 @@ class FakeLink:
         self.asked = 0
         self.answers, self.error = answers, error
         cache = common_pb2.CacheInfo(total_blocks=8, free_blocks=6)
-        self.known = common_pb2.WorkerInfo(cache=cache)
+        self.known = common_pb2.WorkerInfo(model=f"a {role}", cache=cache)
 
     async def refresh(self) -> None:
         self.asked += 1
@@ -129,21 +128,26 @@ async def test_a_failing_worker_query_is_no_error(caplog: pytest.LogCaptureFixtu
     assert "cannot query a worker for its counts: ValueError" in caplog.text
 
 
-def test_worker_metrics_are_labelled_by_role(coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_metrics_are_labelled_by_worker(coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.api.http.metrics._CACHE_COUNTERS", {"free_blocks": "text"})
-    coordinator.links = (SimpleNamespace(**vars(FakeLink("target"))), FakeLink("draft"))
+    coordinator.links = (*map(FakeLink, ("target", "draft", "draft", "draft")),)
     coordinator.links[1].state = LinkState.LOST
+    coordinator.links[2].address, coordinator.links[2].known.drafter = "draft:2", "ngram"
+    coordinator.links[3].address, coordinator.links[3].known = "draft:3", None
+    target = 'role="target",worker="target:1",worker_model="a target"'
     coordinator.metrics.worker_lost("draft")
     lines = generate_latest(make_registry(coordinator)).decode().splitlines()
     of = 'model_name="a/model"'
     for line in (
         f'workers{{{of},role="target",state="ready"}} 1.0',
-        f'workers{{{of},role="draft",state="ready"}} 0.0',
+        f'workers{{{of},role="draft",state="ready"}} 2.0',
         f'workers{{{of},role="draft",state="lost"}} 1.0',
-        f'kv_cache_usage_perc{{{of},role="target",worker="target:1"}} 0.25',
-        f'kv_cache_blocks{{{of},role="target",worker="target:1"}} 8.0',
-        f'free_blocks_total{{{of},role="target",worker="target:1"}} 6.0',
-        f'worker_sequences{{{of},role="draft",worker="draft:1"}} 3.0',
+        f"kv_cache_usage_perc{{{of},{target}}} 0.25",
+        f"kv_cache_blocks{{{of},{target}}} 8.0",
+        f"free_blocks_total{{{of},{target}}} 6.0",
+        f'worker_sequences{{{of},role="draft",worker="draft:1",worker_model="a draft"}} 3.0',
+        f'worker_sequences{{{of},role="draft",worker="draft:2",worker_model="ngram"}} 3.0',
+        f'worker_sequences{{{of},role="draft",worker="draft:3",worker_model=""}} 3.0',
         f'failovers_total{{{of},role="draft"}} 1.0',
     ):
         assert f"paceline:{line}" in lines

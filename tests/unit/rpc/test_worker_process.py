@@ -15,7 +15,7 @@ import pytest
 
 from paceline import worker_process
 from paceline.core.clock import ManualClock
-from paceline.core.config import TargetConfig
+from paceline.core.config import DraftConfig, TargetConfig
 from paceline.core.errors import InternalError
 from paceline.core.messages import CloseSequence, OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
@@ -183,6 +183,22 @@ def test_metrics_on_an_ipv6_host_have_brackets(monkeypatch: pytest.MonkeyPatch) 
     worker.built.pool = None
     WorkerShell(worker.role, TargetConfig(model="/no/such", host="::1", metrics_port=0)).serve_metrics()
     assert hosts == ["[::1]"]
+
+
+@pytest.mark.parametrize(("drafter", "shown"), [("model", "a/draft"), ("ngram", "ngram")])
+def test_metrics_name_the_model_or_the_drafter(
+    drafter: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[str] = []
+    monkeypatch.setattr(
+        "paceline.telemetry.worker_metrics.WorkerCollector", lambda _role, model, *_: models.append(model)
+    )
+    monkeypatch.setattr("paceline.telemetry.worker_metrics.MetricsServer", lambda *_: None)
+    worker = Worker(monkeypatch)
+    worker.built.pool = None
+    config: Any = DraftConfig(model="a/draft", drafter=drafter, metrics_port=0)
+    WorkerShell(worker.role, config).serve_metrics()
+    assert models == [shown]
 
 
 async def test_the_cache_is_checked_only_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
