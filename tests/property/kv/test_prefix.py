@@ -34,6 +34,8 @@ class Fed:
         self.prefix = CachedPrefix(index, self.table, salt)
         self.ledger: list[int] = []
         self.held_blocks: list[int] = []
+        self.offered = 0
+        """Blocks found in the index or offered to it: none is offered again when its like is evicted."""
 
 
 class PrefixMachine(RuleBasedStateMachine):
@@ -113,6 +115,7 @@ class PrefixMachine(RuleBasedStateMachine):
         found = one.prefix.extend(ledger[:-1])
         assert found == one.table.length == len(expected) * SIZE
         assert list(one.table.blocks) == expected
+        one.offered = len(expected)
         self.live.append(one)
         self.moved(one)
 
@@ -143,15 +146,17 @@ class PrefixMachine(RuleBasedStateMachine):
         of.ledger += [*grown, token]
         of.table.truncate_to(length)
         of.prefix.cut_to(length)
+        of.offered = min(of.offered, length // SIZE)
         self.moved(of)
 
     def enter(self, of: Fed) -> None:
         full = min(len(of.ledger), of.table.length) // SIZE
-        for i in range(1, full + 1):
+        for i in range(of.offered + 1, full + 1):
             chain, block = self.chain(of, i), of.table.blocks[i - 1]
             self.committed[chain] = None
             if chain not in self.model.values() and block not in self.model:
                 self.model[block] = chain
+        of.offered = max(of.offered, full)
         of.prefix.enter(of.ledger)
 
     @precondition(lambda self: self.live)
@@ -163,6 +168,7 @@ class PrefixMachine(RuleBasedStateMachine):
         of.ledger[length:] = [token]
         of.table.truncate_to(length)
         of.prefix.cut_to(length)
+        of.offered = min(of.offered, length // SIZE)
         self.moved(of)
         self.feed(of, [], 0, token)
 
