@@ -10,7 +10,7 @@ from harness.commands import command
 from harness.history import validate
 from harness.log import Log
 from harness.oracle import Ids
-from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker
+from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker, together
 from harness.waiting import until
 from harness.web import connect
 
@@ -55,7 +55,7 @@ def test_a_drained_worker_costs_no_token(faulty: RunningStack, fleet: Fleet, pro
     """Its streams go on at the other one, and it serves again when it has been replaced."""
     worker = (fleet.targets if role == "target" else fleet.drafts)[1]
     asked = [(prompt[i:], sampling) for i, sampling in enumerate((GREEDY, COUPLED, GREEDY, COUPLED))]
-    expected = [without_fault(faulty, ids, sampling, LENGTH) for ids, sampling in asked]
+    expected = together([lambda a=a: without_fault(faulty, *a, LENGTH) for a in asked])
     # No two prompts have a prefix in common, so the targets share them evenly.
     streams = [record(fleet.own, ids, sampling, length=LENGTH) for ids, sampling in asked]
     for stream in streams:

@@ -126,7 +126,11 @@ def test_a_tenants_structure_waits_for_at_most_one_other(guarded: OwnCoordinator
 
 def test_a_compiling_coordinator_can_be_stopped(guarded: OwnCoordinator) -> None:
     pid = guarded.supervisor.status("coordinator").pid
-    with Client(guarded.address, api_key=KEYS["mallory"]) as mallory, ThreadPoolExecutor(40) as threads:
+    with (
+        # Asks its successor for nothing.
+        Client(guarded.address, api_key=KEYS["mallory"], resume_seconds=0) as mallory,
+        ThreadPoolExecutor(40) as threads,
+    ):
         asked = [threads.submit(mallory.generate, PROMPT, slow(n), timeout=HANG) for n in range(40)]
         until(lambda: len(descendants(pid)) > 1, "the first being compiled")
         below = descendants(pid)

@@ -31,13 +31,18 @@ def test_unit_files_exist_and_are_in_one_unit_each() -> None:
     assert [file for file in files if not (TESTS / file).is_file()] == []
 
 
-def test_users_of_the_shared_stack_are_in_its_units() -> None:
+def test_users_of_the_shared_stack_are_in_its_unit() -> None:
     asking = set()
     for file in (TESTS / "integration").glob("test_*.py"):
         wanted, own = arguments_and_fixtures(file)
         if (wanted - own) & OF_THE_SHARED_STACK:
             asking.add(f"integration/{file.name}")
-    assert asking == {*UNITS["the shared stack"], *UNITS["the shared stack again"]}
+    assert asking == {*UNITS["the shared stack"]}
+
+
+def test_faults_share_one_stack() -> None:
+    """Its fixture is asked for by every test of the folder."""
+    assert {f"fault/{file.name}" for file in (TESTS / "fault").glob("test_*.py")} == {*UNITS["faults"]}
 
 
 @pytest.mark.parametrize("folder", ["integration", "fault", "gpu", "cuda"])

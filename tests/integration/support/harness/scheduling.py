@@ -22,23 +22,6 @@ UNITS: dict[str, tuple[str, ...]] = {
         "integration/test_http_failures.py",
         "integration/test_http_fuzzing.py",
         "integration/test_structured_outputs.py",
-    ),
-    # What is compiled on first use one process compiles, while all others that need it would wait.
-    "choice of K": ("sim/test_goodput.py",),
-    "faults": (
-        "fault/test_worker_faults.py",
-        "fault/test_coordinator_faults.py",
-        "fault/test_broken_model.py",
-    ),
-    "the command line": ("integration/test_cli.py", "integration/test_bench.py"),
-    "the deterministic stack": ("integration/test_deterministic.py", "integration/test_soak.py"),
-    "observability": ("integration/test_observability.py",),
-    "supervised stacks": ("integration/test_stack.py", "integration/test_local_sockets.py"),
-    "a small pool": ("integration/test_pool_pressure.py",),
-    "certificates": ("integration/test_secure_stack.py",),
-    "compose": ("integration/test_compose.py",),
-    # Another unit, so that it need not wait for the first. One process that gets both starts one stack.
-    "the shared stack again": (
         "integration/test_bad_input.py",
         "integration/test_cancellation.py",
         "integration/test_context_sources.py",
@@ -62,6 +45,26 @@ UNITS: dict[str, tuple[str, ...]] = {
         "integration/test_versions.py",
         "integration/test_worker_protocol.py",
     ),
+    # What is compiled on first use one process compiles, while all others that need it would wait.
+    "choice of K": ("sim/test_goodput.py",),
+    "faults": (
+        "fault/test_worker_faults.py",
+        "fault/test_coordinator_faults.py",
+        "fault/test_broken_model.py",
+        "fault/test_draining.py",
+        "fault/test_hung_draft.py",
+        "fault/test_structure_bombs.py",
+        "fault/test_edge_bombs.py",
+        "fault/test_frame_bombs.py",
+        "fault/test_text_bombs.py",
+    ),
+    "the command line": ("integration/test_cli.py", "integration/test_bench.py"),
+    "the deterministic stack": ("integration/test_deterministic.py", "integration/test_soak.py"),
+    "observability": ("integration/test_observability.py",),
+    "supervised stacks": ("integration/test_stack.py", "integration/test_local_sockets.py"),
+    "a small pool": ("integration/test_pool_pressure.py",),
+    "certificates": ("integration/test_secure_stack.py",),
+    "compose": ("integration/test_compose.py",),
 }
 """Files of `tests/` by what they share, in the order in which they begin. Every other file under
 `integration/`, `fault/`, `gpu/` and `cuda/` is a unit of its own; every other test is one."""
