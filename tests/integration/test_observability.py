@@ -108,18 +108,18 @@ def waited_for_draft(span: Span) -> bool:
 
 @pytest.fixture(scope="module")
 def watched(pair_paths: Pair) -> Iterator[Watched]:
-    with (
-        collecting() as collector,
-        running_stack(
+    with pytest.MonkeyPatch.context() as patched, collecting() as collector:
+        # Milliseconds until a process sends its spans; else five seconds in every test.
+        patched.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        with running_stack(
             pair_paths,
             num_speculative_tokens=3,
             log_format="json",
             otlp_traces_endpoint=collector.endpoint,
             target_metrics_port=0,
             draft_metrics_port=0,
-        ) as running,
-    ):
-        yield Watched(running, collector, f"http://{running.stack.http_address}")
+        ) as running:
+            yield Watched(running, collector, f"http://{running.stack.http_address}")
 
 
 def complete(watched: Watched, **values: Any) -> httpx2.Response:
