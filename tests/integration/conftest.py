@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -27,6 +28,18 @@ def http(stack: RunningStack) -> Iterator[Http]:
     from harness.web import connect
 
     yield from connect(stack.stack.http_address)
+
+
+@pytest.fixture(scope="session")
+def text_drafts(pair_paths: Pair) -> Iterator[list[str]]:
+    """Two more draft workers, without a model, so that three drafts differ."""
+    from harness.stacks import own_worker
+
+    with contextlib.ExitStack() as workers:
+        yield [
+            workers.enter_context(own_worker("draft", pair_paths.target, drafter=name))
+            for name in ("ngram", "stacked:ngram+bigram")
+        ]
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""`--deterministic`: bitwise equal log-probabilities for every K and any other sequences in the pass."""
+"""`--deterministic`: bitwise equal log-probabilities for every K and tree, and any others in the pass."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from harness.stacks import RunningStack, together
 from harness.waiting import HANG
 
 from paceline.client import GenerationResult
+from tests.integration.test_trees import shape_of
 
 KS = (0, 2, 5)
 OTHERS = 15
@@ -50,6 +51,29 @@ def test_log_probabilities_are_bitwise_equal_for_any_k(
         among, *_ = together([lambda k=k: call(prompt, k, 7, temperature), *others], at_once=OTHERS + 1)
         assert among.token_ids == plain.token_ids
         assert bits(among) == bits(plain)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_log_probabilities_are_bitwise_equal_for_any_shape(
+    deterministic: RunningStack, oracle: Oracle, temperature: float
+) -> None:
+    """For chains and trees, alone and among others of other shapes."""
+    ids = oracle.encode(SOURCE)
+    wanted = {"max_tokens": 32, "ignore_eos": True, "logprobs": 20, "temperature": temperature, "seed": 7}
+
+    def call(prompt: Ids, k: int, width: int, nodes: int) -> list[list[tuple[int, str]]]:
+        told = {"num_speculative_tokens": k} | (shape_of(width, nodes, 1) if k else {})
+        result = deterministic.client.generate(prompt, wanted, speculation=told, timeout=HANG)
+        assert (result.speculative_decoding.num_accepted_draft_tokens > 0) == (k > 0)
+        return bits(result)
+
+    prompt = ids[100:170]
+    plain = call(prompt, 0, 1, 0)
+    shapes = [(5, 1, 0), (4, 2, 8), (4, 4, 32)]
+    assert [call(prompt, *shape) for shape in shapes] == [plain] * len(shapes)
+    others = [lambda i=i: call(ids[9 * i : 9 * i + 12 + 13 * i], *shapes[i % 3]) for i in range(12)]
+    calls = [*(lambda s=s: call(prompt, *s) for s in shapes), *others]
+    assert together(calls, at_once=len(calls))[: len(shapes)] == [plain] * len(shapes)
 
 
 def test_prompt_log_probabilities_are_bitwise_equal(deterministic: RunningStack, oracle: Oracle) -> None:

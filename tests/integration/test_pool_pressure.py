@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def check(stack: RunningStack, oracle: Oracle, count: int, k: int, address: str 
 
 def waits(stack: RunningStack) -> float:
     """Times that a sequence was without blocks, or had to give its own up."""
-    (http,) = [*connect(stack.stack.http_address)]
+    (http,) = [*connect(stack.client.status().coordinator.http_address)]
     return http.total("paceline:block_waits_total") + http.total("paceline:num_preemptions_total")
 
 
@@ -108,6 +109,16 @@ def test_a_full_pool_serves_the_largest_request(small: RunningStack, oracle: Ora
         prompt, {"temperature": 0, "max_tokens": 10, "ignore_eos": True}, timeout=HANG
     )
     oracle.check_greedy(prompt, result.token_ids, 10, ignore_eos=True)
+
+
+def test_preempted_trees_finish_with_the_right_tokens(small: RunningStack, oracle: Oracle) -> None:
+    """By a coordinator of the same workers that drafts trees."""
+    target, draft = (small.stack.address_of(role) for role in ("target", "draft"))
+    with own_coordinator(small.pair, [target], [draft], tree_width=3, max_tree_nodes=12) as own:
+        trees = replace(small, client=own.client)
+        test_requests_too_large_together_all_finish(trees, oracle, 12, 4)
+        test_memory_pressure_changes_no_sampled_token(trees, oracle)
+        test_a_full_pool_serves_the_largest_request(trees, oracle)
 
 
 def test_a_long_queue_is_not_a_lost_target(small: RunningStack, oracle: Oracle) -> None:

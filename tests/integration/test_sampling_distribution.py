@@ -7,6 +7,8 @@ the stated level a correct service would have failed with one checkpoint in a th
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -18,11 +20,13 @@ from harness.oracle import Ids, Oracle
 from harness.stacks import RunningStack
 from harness.waiting import HANG
 
-from paceline.client import AsyncClient
+from paceline.client import AsyncClient, CompletionOutput
 
 MODES = ("coupled", "rejection", "block")
 SEEDS = 2200
-AT_ONCE = 64
+CHOICES = 8
+"""Completions of one request, each by its own seed: requests cost more than what is sampled."""
+AT_ONCE = 8
 WARPERS = {"temperature": 0.8, "top_k": 6, "top_p": 0.9}
 K = 3
 MAX_TOKENS = 5
@@ -60,6 +64,7 @@ def chi_square_p(observed: Mapping[Hashable, int], expected: Mapping[Hashable, f
     return chi_square.p_value(counts, expectations)
 
 
+@functools.cache
 def exact_distributions(oracle: Oracle, prompt: Ids) -> dict[Ids, float]:
     """Probability of all tokens of a request that are possible: top_k keeps their number small."""
     paths: dict[Ids, float] = {(): 1.0}
@@ -82,26 +87,27 @@ def marginal(paths: Mapping[Ids, float], part: slice) -> dict[Hashable, float]:
     return result
 
 
-async def sample(address: str, prompt: Ids, mode: str, **speculation: Any) -> tuple[list[Ids], int, int]:
+async def sample(
+    address: str, prompt: Ids, mode: str, seeds: int = SEEDS, **speculation: Any
+) -> tuple[list[Ids], int, int]:
     """The tokens of every seed, and how many were drafted and accepted."""
     room = asyncio.Semaphore(AT_ONCE)
     async with AsyncClient(address) as client:
 
-        async def one(seed: int) -> tuple[Ids, int, int]:
+        async def some(seed: int) -> tuple[CompletionOutput, ...]:
+            wanted = {**WARPERS, "seed": seed, "n": CHOICES, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+            told = {"num_speculative_tokens": K, "acceptance": mode, **speculation}
             async with room:
-                result = await client.generate(
-                    prompt,
-                    {**WARPERS, "seed": seed, "max_tokens": MAX_TOKENS, "ignore_eos": True},
-                    speculation={"num_speculative_tokens": K, "acceptance": mode, **speculation},
-                    timeout=HANG,
-                )
-            what = result.speculative_decoding
-            return result.token_ids, what.num_draft_tokens, what.num_accepted_draft_tokens
+                return (await client.generate(prompt, wanted, speculation=told, timeout=HANG)).outputs
 
         # A prime stride: neighbouring seeds are no easier for the generator than distant ones.
-        results = await asyncio.gather(*(one(1 + 7919 * i) for i in range(SEEDS)))
-    tokens, drafted, accepted = zip(*results, strict=True)
-    return list(tokens), sum(drafted), sum(accepted)
+        results = await asyncio.gather(*(some(1 + 7919 * i) for i in range(seeds // CHOICES)))
+    outputs = list(itertools.chain(*results))
+    assert len({output.seed for output in outputs}) == seeds
+    told = [output.speculative_decoding for output in outputs]
+    drafted = sum(each.num_draft_tokens for each in told)
+    accepted = sum(each.num_accepted_draft_tokens for each in told)
+    return [output.token_ids for output in outputs], drafted, accepted
 
 
 @pytest.mark.parametrize("mode", MODES)

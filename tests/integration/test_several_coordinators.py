@@ -1,4 +1,4 @@
-"""Two coordinators share their workers: a client of both loses nothing when one of them is killed."""
+"""More coordinators of one stack's workers: found by name; when one is killed its clients lose nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.reading import Reading
 from harness.restarting import BEGUN, Asked, outcome, undisturbed
 from harness.resumed import history_of
 from harness.stacks import NEVER, OwnCoordinator, RunningStack, own_coordinator
-from harness.waiting import until
+from harness.waiting import HANG, until
 
 from paceline.client import Client, WorkerState
 
@@ -74,3 +74,16 @@ def test_streams_survive_a_killed_coordinator(stack: RunningStack) -> None:
         assert other.client.status().coordinator.failed_requests == 0
         until(lambda: other.client.status().coordinator.running == 0, "the end of all streams")
     stack.check_pools_whole()
+
+
+def test_workers_behind_a_host_name_serve(stack: RunningStack) -> None:
+    addresses = [stack.stack.address_of(role) for role in ("target", "draft")]
+    target, draft = (f"dns:localhost:{address.rpartition(':')[2]}" for address in addresses)
+    speculation = {"num_speculative_tokens": 3, "drafter": "draft"}
+    with own_coordinator(stack.pair, [target], [draft]) as own:
+        until(lambda: ready(own), "both workers")
+        assert [worker.address for worker in own.client.status().workers] == addresses
+        for each in undisturbed(own.client, 3, num_speculative_tokens=0):
+            result = own.client.generate(each.prompt, each.sampling, speculation=speculation, timeout=HANG)
+            assert result.token_ids == each.whole.token_ids
+            assert result.speculative_decoding.num_draft_tokens > 0

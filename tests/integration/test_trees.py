@@ -20,7 +20,6 @@ from paceline.client import AsyncClient, Client, GenerationResult
 from tests.integration.test_sampling_distribution import (
     LEVEL,
     MAX_TOKENS,
-    SEEDS,
     TOGETHER,
     chi_square_p,
     exact_distributions,
@@ -32,21 +31,11 @@ from tests.integration.test_text_drafters import SAMPLINGS, counted
 WIDTHS = (1, 2, 3, 4)
 NODES = (1, 2, 4, 8, 16, 32)
 DRAFTS = (1, 3)
+TREE_SEEDS = 1200
+"""Trees cost several times what chains cost; the simulator has more of their distributions."""
 FAST = ((3, 16, 1), (4, 32, 3), (2, 8, 3))
 """Cells of every tier: (width, nodes, drafts)."""
 SHAPES = (*FAST, *(cell for cell in itertools.product(WIDTHS, NODES, DRAFTS) if cell not in FAST))
-TEXT_DRAFTERS = ("ngram", "stacked:ngram+bigram")
-"""Beside the draft model, so that three drafts differ."""
-
-
-@pytest.fixture(scope="module")
-def text_drafts(pair_paths: Pair) -> Iterator[list[str]]:
-    """Two more draft workers, without a model."""
-    with contextlib.ExitStack() as workers:
-        yield [
-            workers.enter_context(own_worker("draft", pair_paths.target, drafter=name))
-            for name in TEXT_DRAFTERS
-        ]
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +104,10 @@ def test_a_draft_that_dies_costs_its_branch_only(
     prompts = [ids[7 * i : 7 * i + 40] for i in range(16)]
     sampling = {"temperature": 1.0, "seed": 5, "max_tokens": 64}
     with contextlib.ExitStack() as doomed:
-        others = [own_worker("draft", pair_paths.target, drafter=name) for name in TEXT_DRAFTERS]
-        addresses = [doomed.enter_context(worker) for worker in others]
+        others = ("ngram", "stacked:ngram+bigram")
+        addresses = [
+            doomed.enter_context(own_worker("draft", pair_paths.target, drafter=name)) for name in others
+        ]
         with own_coordinator(pair_paths, [target], [draft, *addresses]) as own:
             plain = [generate(own.client, p, sampling, 0, drafter=None).token_ids for p in prompts]
             begun = own.client.stream(
@@ -151,9 +142,11 @@ async def test_sampled_tokens_have_the_models_distribution(
     paths = exact_distributions(oracle, prompt)
     address = stack.address if drafts == 1 else fleet.address
     shape = shape_of(width, nodes, drafts)
-    tokens, drafted, accepted = await sample(address, prompt, "rejection", drafter="draft", **shape)
+    tokens, drafted, accepted = await sample(
+        address, prompt, "rejection", TREE_SEEDS, drafter="draft", **shape
+    )
     # A chain of K proposes less.
-    assert drafted >= SEEDS * nodes
+    assert drafted >= TREE_SEEDS * nodes
     assert 0.02 * drafted < accepted < 0.98 * drafted
     parts = [slice(TOGETHER), *(slice(i, i + 1) for i in range(MAX_TOKENS))]
     values = [chi_square_p(Counter(t[part] for t in tokens), marginal(paths, part)) for part in parts]
@@ -172,26 +165,3 @@ async def test_a_seed_repeats_its_tokens_in_rejection_mode(stack: RunningStack, 
         ]
     assert first.token_ids == second.token_ids
     assert first.speculative_decoding.num_accepted_draft_tokens > 0
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_log_probabilities_are_bitwise_equal_for_any_shape(
-    deterministic: RunningStack, oracle: Oracle, temperature: float
-) -> None:
-    """With `--deterministic`: for chains and trees, alone and among others of other shapes."""
-    ids = oracle.encode(SOURCE)
-    wanted = {"max_tokens": 32, "ignore_eos": True, "logprobs": 20, "temperature": temperature, "seed": 7}
-
-    def call(prompt: Ids, k: int, width: int, nodes: int) -> list[list[tuple[int, str]]]:
-        told = {"num_speculative_tokens": k} | (shape_of(width, nodes, 1) if k else {})
-        result = deterministic.client.generate(prompt, wanted, speculation=told, timeout=HANG)
-        assert (result.speculative_decoding.num_accepted_draft_tokens > 0) == (k > 0)
-        return [[(t, entry.logprob.hex()) for t, entry in each.items()] for each in result.logprobs]
-
-    prompt = ids[100:170]
-    plain = call(prompt, 0, 1, 0)
-    shapes = [(5, 1, 0), (4, 2, 8), (4, 4, 32)]
-    assert [call(prompt, *shape) for shape in shapes] == [plain] * len(shapes)
-    others = [lambda i=i: call(ids[9 * i : 9 * i + 12 + 13 * i], *shapes[i % 3]) for i in range(12)]
-    calls = [*(lambda s=s: call(prompt, *s) for s in shapes), *others]
-    assert together(calls, at_once=len(calls))[: len(shapes)] == [plain] * len(shapes)

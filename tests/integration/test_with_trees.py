@@ -1,4 +1,4 @@
-"""Tests of sampling, structures, reports, ends and preemption once more, by servers that draft trees.
+"""Tests of sampling, structures, reports and ends once more, by servers that draft trees.
 
 Each cell is a test of another file, with the client of one of the servers: together they pair every kind of
 test with every shape.
@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from harness.oracle import Oracle
 from harness.pair import Pair
 from harness.prompts import SOURCE
-from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker, sound_stack
+from harness.stacks import OwnCoordinator, RunningStack, own_coordinator
 from harness.tiers import mostly_full
 
 from tests.integration import (
-    test_pool_pressure,
     test_reports,
     test_sampling_parameters,
     test_stopping,
@@ -28,7 +27,6 @@ from tests.integration import (
 
 SERVERS = ((2, 6, 1), (3, 12, 1), (4, 32, 1), (2, 16, 2))
 """(width, nodes, drafts) that a coordinator uses where a request does not say."""
-SMALL = {"tree_width": 3, "max_tree_nodes": 12}
 
 Cell = tuple[Callable[..., None], dict[str, Any]]
 
@@ -80,17 +78,18 @@ IN_TURN = [number for start in range(3) for number in range(start, len(CELLS), 3
 
 
 @pytest.fixture(scope="module")
-def servers(stack: RunningStack, pair_paths: Pair) -> Iterator[list[OwnCoordinator]]:
+def servers(
+    stack: RunningStack, pair_paths: Pair, text_drafts: Sequence[str]
+) -> Iterator[list[OwnCoordinator]]:
     """Coordinators of the shared pair, and of one more draft where there are several a sequence."""
     target, draft = (stack.stack.address_of(role) for role in ("target", "draft"))
     with contextlib.ExitStack() as opened:
-        other = opened.enter_context(own_worker("draft", pair_paths.target, drafter="ngram"))
         yield [
             opened.enter_context(
                 own_coordinator(
                     pair_paths,
                     [target],
-                    [draft, other] if drafts > 1 else [draft],
+                    [draft, *text_drafts[: drafts - 1]],
                     tree_width=width,
                     max_tree_nodes=nodes,
                     drafts_per_sequence=drafts,
@@ -115,24 +114,3 @@ def test_as_with_chains(servers: list[OwnCoordinator], oracle: Oracle, number: i
     if "free" in wanted:
         there["free"] = test_stopping.generate(client, prompt, 0)
     test(**{name: value for name, value in (there | values).items() if name in wanted})
-
-
-@pytest.fixture(scope="module")
-def small(pair_paths: Pair) -> Iterator[RunningStack]:
-    """Pools too small for all requests, as in the file of these tests."""
-    pressure = test_pool_pressure
-    with sound_stack(
-        pair_paths,
-        num_blocks=pressure.NUM_BLOCKS,
-        block_size=pressure.BLOCK,
-        target={"lease_seconds": pressure.LEASE},
-        draft={"num_blocks": pressure.DRAFT_BLOCKS, "lease_seconds": pressure.LEASE},
-        **SMALL,
-    ) as stack:
-        yield stack
-
-
-def test_preempted_trees_finish_with_the_right_tokens(small: RunningStack, oracle: Oracle) -> None:
-    test_pool_pressure.test_requests_too_large_together_all_finish(small, oracle, 12, 4)
-    test_pool_pressure.test_memory_pressure_changes_no_sampled_token(small, oracle)
-    test_pool_pressure.test_a_full_pool_serves_the_largest_request(small, oracle)

@@ -41,7 +41,7 @@ SMALL = Course(
     "tiny_pair",
     (("target", NAMED), ("draft", NAMED), ("target", JOINED)),
     ((0, DRAIN), (2, KILL)),
-    streams=8,
+    streams=4,
 )
 WHOLE = Course(
     "pair_paths",

@@ -141,20 +141,3 @@ def ready(http: Http) -> float:
 def failovers(http: Http) -> float:
     """Sequences that lost their target."""
     return http.total("paceline:failovers_total", 'role="target"')
-
-
-def test_workers_behind_a_host_name_serve(pair_paths: Pair) -> None:
-    with contextlib.ExitStack() as stack:
-        addresses = [
-            stack.enter_context(own_worker(role, getattr(pair_paths, role))) for role in ("target", "draft")
-        ]
-        target, draft = (f"dns:localhost:{address.rpartition(':')[2]}" for address in addresses)
-        own = stack.enter_context(own_coordinator(pair_paths, [target], [draft]))
-        wait_for_fleet(own, *addresses)
-        speculation = {"num_speculative_tokens": 3, "drafter": "draft"}
-        results = [
-            own.client.generate(PROMPT, parameters(each), speculation=speculation, timeout=HANG)
-            for each in SAMPLINGS
-        ]
-        assert [tuple(result.token_ids) for result in results] == plain(own)
-        assert all(result.speculative_decoding.num_draft_tokens > 0 for result in results)
