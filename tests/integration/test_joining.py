@@ -15,6 +15,7 @@ from harness.oracle import Oracle
 from harness.pair import Pair
 from harness.prompts import SOURCE
 from harness.stacks import OwnCoordinator, own_coordinator, own_worker
+from harness.tiers import mostly_full
 from harness.waiting import HANG, until
 
 from paceline.client import WorkerState
@@ -80,7 +81,7 @@ def test_workers_that_join_serve_until_they_leave(joinable: Joinable, oracle: Or
 
 @pytest.mark.parametrize(
     ("model", "refusal"),
-    [("embedded:target@2", "model_fingerprint is"), ("draft", "model_fingerprint is")],
+    mostly_full([("embedded:target@2", "model_fingerprint is"), ("draft", "model_fingerprint is")], count=1),
 )
 def test_a_joined_target_of_another_model_is_refused(joinable: Joinable, model: str, refusal: str) -> None:
     log = Log()

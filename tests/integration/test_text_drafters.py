@@ -43,7 +43,7 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module", params=mostly_full(DRAFTERS, count=2))
+@pytest.fixture(scope="module", params=mostly_full(DRAFTERS, count=1))
 def drafter(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
