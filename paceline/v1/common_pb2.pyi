@@ -704,7 +704,7 @@ class WorkerInfo(_message.Message):
     max_tree_nodes: _builtins.int
     """Nodes of the largest tree that it proposes or verifies; 0: only chains."""
     drafter: _builtins.str
-    """Of a draft: what it proposes with in place of `model`, whose tokenizer alone it has; empty with the model."""
+    """Of a draft: what proposes in place of `model`, whose tokenizer alone it has; empty with the model."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
