@@ -8,8 +8,7 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from paceline.engine.backends.cache_attention.gathered import GatheredPass
-from paceline.engine.backends.cache_attention.group import AttentionGroup
+from paceline.engine.backends.cache_attention.gathered import fixed_pass, slots_of_blocks
 from paceline.engine.backends.cache_attention.interface import PassAttention
 
 MAX_OWN: Final = 64
@@ -45,26 +44,15 @@ class FixedForks:
             shared: int64 [S, rows]: how many of the table's entries each row sees.
             seen: int64 [S, rows]: which of the entries beside it, as bits.
         """
-        sequences, rows = positions.shape
-        table = (blocks[:, :, None] * len(self.within) + self.within).flatten(1)
+        table = slots_of_blocks(blocks, self.within)
         # A key that no row sees must be an entry of the pass too: unused slots may hold NaN, and 0 times NaN
         # is NaN.
         table = torch.where(self.columns < shared.amax(1, keepdim=True), table, slots[:, :1])
         unseen = (seen[..., None] >> self.places) & 1 == 0
-        keys = len(self.columns) + MAX_OWN
-        group = AttentionGroup(
-            num_sequences=sequences,
-            num_rows=rows,
-            num_keys=keys,
-            first_position=0,
-            span=None,
-            rows=None,
-            slot_range=None,
-            gather=torch.cat([table, own[0]], dim=1).view(-1),
-            query_positions=positions,
-            device=blocks.device,
+        columns = self.columns.expand(len(blocks), -1)
+        return fixed_pass(
+            torch.cat([table, own[0]], dim=1),
+            positions,
             hidden=torch.cat([self.columns >= shared[..., None], unseen], dim=-1),
-            key_positions=torch.cat([self.columns.expand(sequences, -1), own[1]], dim=1)[:, None],
-            fixed=True,
+            key_positions=torch.cat([columns, own[1]], dim=1)[:, None],
         )
-        return GatheredPass([group])

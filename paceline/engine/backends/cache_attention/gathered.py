@@ -63,9 +63,6 @@ class GatheredPass:
 class _FixedGathered:
     """One call, whose keys are gathered by positions on the device."""
 
-    sequences: int
-    rows: int
-    keys: int
     within: Tensor
     """[block size]: places in a block."""
     key_positions: Tensor
@@ -73,28 +70,54 @@ class _FixedGathered:
 
     def at(self, blocks: Tensor, positions: Tensor) -> PassAttention:
         """See `FixedAttention`."""
-        size = len(self.within)
-        slots = (blocks[:, :, None] * size + self.within).view(self.sequences, self.keys)
+        slots = slots_of_blocks(blocks, self.within)
         # Masked keys must also be entries of the same sequence: the rest of its last block may hold NaN, and
         # 0 times NaN is NaN.
         gather = torch.where(self.key_positions <= positions.amax(1, keepdim=True), slots, slots[:, :1])
-        return GatheredPass(
-            [
-                AttentionGroup(
-                    num_sequences=self.sequences,
-                    num_rows=self.rows,
-                    num_keys=self.keys,
-                    first_position=0,
-                    span=None,
-                    rows=None,
-                    slot_range=None,
-                    gather=gather.reshape(-1),
-                    query_positions=positions,
-                    device=blocks.device,
-                    fixed=True,
-                )
-            ]
-        )
+        return fixed_pass(gather, positions)
+
+
+def slots_of_blocks(blocks: Tensor, within: Tensor) -> Tensor:
+    """The slots of all entries of some blocks.
+
+    Args:
+        blocks: int64 [S, width].
+        within: int64 [block size]: 0, 1, …
+
+    Returns:
+        int64 [S, width * block size].
+    """
+    return (blocks[:, :, None] * len(within) + within).flatten(1)
+
+
+def fixed_pass(
+    gather: Tensor, positions: Tensor, hidden: Tensor | None = None, key_positions: Tensor | None = None
+) -> PassAttention:
+    """One call of a recorded pass.
+
+    Args:
+        gather: int64 [S, keys]: the slots of the keys of each sequence.
+        positions: int64 [S, rows].
+        hidden: see `AttentionGroup`.
+        key_positions: see there.
+    """
+    sequences, rows = positions.shape
+    group = AttentionGroup(
+        num_sequences=sequences,
+        num_rows=rows,
+        num_keys=gather.shape[1],
+        first_position=0,
+        span=None,
+        rows=None,
+        slot_range=None,
+        gather=gather.reshape(-1),
+        query_positions=positions,
+        device=gather.device,
+        hidden=hidden,
+        key_positions=key_positions,
+        fixed=True,
+    )
+    return GatheredPass([group])
 
 
 class _Gathered:
@@ -138,7 +161,7 @@ class _Gathered:
     ) -> FixedAttention:
         """See `CacheAttention`."""
         within, key_positions = (torch.arange(n, device=device) for n in (block_size, keys))
-        return _FixedGathered(sequences, rows, keys, within, key_positions)
+        return _FixedGathered(within, key_positions)
 
 
 GATHERED: Final[CacheAttention] = _Gathered()
