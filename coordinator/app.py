@@ -132,11 +132,7 @@ class Coordinator:
     @property
     def links(self) -> Sequence[Link]:
         """All links: targets, then drafts, then workers that get no new sequences."""
-        return [
-            *self.dispatcher.workers.targets,
-            *self.dispatcher.workers.drafts,
-            *self.dispatcher.workers.leaving,
-        ]
+        return self.dispatcher.workers.links
 
     async def run(self) -> None:
         """Run the fleet, deadlines and periodic work until cancelled."""

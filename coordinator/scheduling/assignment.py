@@ -63,10 +63,12 @@ class Assignment:
     # ---- workers come and go -----------------------------------------------------------------------
 
     def enter(self, link: Link) -> None:
-        """The worker gets sequences once it is ready."""
+        """The worker gets sequences from now on, or once it is ready."""
         if link in self.leaving:
             self.leaving.remove(link)
         self._peers(link).append(link)
+        if link.ready:
+            self.ready()
 
     def withdraw(self, link: Link) -> None:
         """The worker gets no new sequences. If it is stopping, others take its present ones."""

@@ -155,10 +155,8 @@ class Dispatcher:
     # ---- for the fleet -----------------------------------------------------------------------------
 
     def link_entered(self, link: Link) -> None:
-        """The worker gets sequences from now on."""
+        """The worker gets sequences from now on, or once it is ready."""
         self.workers.enter(link)
-        if link.ready:
-            self.link_ready(link)
 
     def link_leaving(self, link: Link) -> None:
         """The worker gets no new sequences. If it is stopping, others take its present ones."""
