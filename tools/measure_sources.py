@@ -15,9 +15,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any, Final
 
+from paceline.assets import prompts_of_all_kinds
 from paceline.client import Client
 from paceline.supervisor import StackConfig, discard, serve_stack
 
@@ -33,7 +33,7 @@ ARMS: Final[dict[str, dict[str, Any]]] = {
 
 def main() -> None:
     """Write a row for each kind of text."""
-    texts = files("paceline.assets").joinpath("prompts/kinds.jsonl").read_text()
+    texts = prompts_of_all_kinds().read_text()
     prompts = [json.loads(line) for line in texts.splitlines()]
     kinds = list(dict.fromkeys(prompt["kind"] for prompt in prompts))
     parser = argparse.ArgumentParser(description=__doc__)

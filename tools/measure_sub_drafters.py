@@ -13,12 +13,12 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from typing import Any
 
 from draft_worker.drafters.model import ModelDrafter, load
 from draft_worker.engine import DraftEngine
 from draft_worker.sub_drafters import SUB_DRAFTERS
+from paceline.assets import prompts_of_all_kinds
 from paceline.core.clock import monotonic
 from paceline.core.config import DraftConfig
 from paceline.core.messages import DraftProposal, DraftRound, OpenSequence
@@ -128,7 +128,7 @@ def main() -> None:
     draft = load(config)
     tokenizer: Any = target.built.loaded.tokenizer
     texts: dict[str, list[Text]] = defaultdict(list)
-    for line in files("paceline.assets").joinpath("prompts/kinds.jsonl").read_text().splitlines():
+    for line in prompts_of_all_kinds().read_text().splitlines():
         entry = json.loads(line)
         prompt = tokenizer(entry["prompt"])["input_ids"]
         for name, sampling in SAMPLINGS.items():

@@ -19,9 +19,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from typing import Any, Final
 
+from paceline.assets import prompts_of_all_kinds
 from paceline.client import Client
 from paceline.supervisor import StackConfig, discard, serve_stack
 
@@ -118,7 +118,7 @@ def measured(
     salts = itertools.count()
     temperatures = asked.temperature or [0.0, 1.0]
     sums: dict[tuple[float, str], Sums] = defaultdict(Sums)
-    texts = files("paceline.assets").joinpath("prompts/kinds.jsonl").read_text()
+    texts = prompts_of_all_kinds().read_text()
     prompts = [json.loads(line)["prompt"] for line in texts.splitlines()]
     # The first round of all warms the service up, and is not counted.
     for repeat in range(asked.repeats + 1):

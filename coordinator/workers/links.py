@@ -23,6 +23,7 @@ from paceline.core.errors import InvalidArgumentError, PacelineError, Unavailabl
 from paceline.core.security.secret import WorkerSecret
 from paceline.core.security.tls import Tls
 from paceline.rpc.codec.drain import DrainCall
+from paceline.rpc.codec.info import model_or_drafter
 from paceline.rpc.codec.profile import ProfileCall
 from paceline.rpc.codec.status import from_rpc_error
 from paceline.rpc.security.auth import PeerRole
@@ -280,7 +281,7 @@ class Link:
         self.state, self.reason = LinkState.READY, ""
         self.settled.set()
         where = "" if beside is None else f", on this machine: frames go through {info.local_socket}"
-        model = info.drafter or info.model
+        model = model_or_drafter(info)
         log.info("the %s worker at %s is ready with %s%s", self.role, self.address, model, where)
         self._observer.ready(self)
         tasks = [asyncio.create_task(self._write(stream)), asyncio.create_task(self._watch_health(channel))]

@@ -22,6 +22,7 @@ from coordinator.telemetry.tenants import TenantMetrics
 from coordinator.workers.links import Link, LinkState
 from paceline.core.clock import Clock, monotonic
 from paceline.core.types import FinishReason
+from paceline.rpc.codec.info import model_or_drafter
 from paceline.telemetry.exposition import Families
 from paceline.telemetry.histogram import Histogram
 
@@ -257,9 +258,8 @@ class CoordinatorCollector(Collector):
 
 
 def _labels(link: Link) -> list[str]:
-    """Values of `_WORKER`. The model is the drafter of a worker without one, and empty before it answers."""
-    model = "" if link.known is None else link.known.drafter or link.known.model
-    return [link.role, link.address, model]
+    """Values of `_WORKER`. The model is empty before the worker answers."""
+    return [link.role, link.address, "" if link.known is None else model_or_drafter(link.known)]
 
 
 def _by_tenant(make: Families, of: TenantMetrics) -> Iterator[Metric]:

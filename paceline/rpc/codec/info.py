@@ -1,4 +1,4 @@
-"""Checks of a worker's self-description: role, protocol version, and compatibility of draft and target."""
+"""A worker's self-description: its name, role, protocol version, and compatibility of draft and target."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Iterable, Mapping
 from paceline.core.errors import FailedPreconditionError, InvalidArgumentError, TokenizerMismatchError
 from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.v1 import common_pb2
+
+
+def model_or_drafter(info: common_pb2.WorkerInfo) -> str:
+    """What the worker computes with: its model, or its drafter without one."""
+    return info.drafter or info.model
 
 
 def check_role(info: common_pb2.WorkerInfo, role: str, address: str) -> None:
